@@ -1,13 +1,12 @@
 //! Who may use the admin port, and which flags a restart may change.
 //!
-//! Besides clients that reach the port, the threat is another site's page in the operator's
-//! browser. It can send requests to any address, and make a name that it owns resolve to this
-//! machine (DNS rebinding). Therefore, in this order:
+//! Another site's page in the operator's browser can send requests to any address, and make a name
+//! that it owns resolve to this machine (DNS rebinding). Therefore, in this order:
 //! 1. `Host` must be a name or address of this port ([`Admin::accepts_host`]). `/health` is exempt:
 //!    probes use many host names, and the response reveals nothing.
 //! 2. A change, or a stream of events, that a browser marks as cross-origin is refused.
 //! 3. A change, or a route that shows more than metrics do, needs the token, if there is one.
-//!    Comparing digests in constant time hides even the length.
+//!    Digests are compared in constant time.
 //! 4. Without a token, a change needs the header `x-sluice-admin`, which a page cannot send across
 //!    origins.
 //! 5. A restart changes only flags that are tunable, or listed in `admin.flags`.
@@ -46,15 +45,15 @@ pub(super) enum Protection {
     Host,
     /// A host of this port, and the token if there is one.
     Token,
-    /// As `Token`, and not cross-origin: a page of another site could hold the stream open.
+    /// [`Token`](Self::Token), and not cross-origin: a page of another site could hold the stream
+    /// open.
     Stream,
-    /// As `Token`, and not cross-origin. Without a token: the header `x-sluice-admin`.
+    /// [`Token`](Self::Token), and not cross-origin. Without a token: the header `x-sluice-admin`.
     Change,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Denied {
-    /// No `Host` header, or several.
     #[error("the request must have one Host header")]
     NoHost,
     #[error(

@@ -1,8 +1,7 @@
 //! The actions of the admin port: each calls [`Control`] and makes the response.
 //!
 //! [`route`](super::route) has the paths and requirements, so an action gets only requests that may
-//! be served. Actions except [`Actions::listen`] run on threads that may block. Bounds: the route
-//! bounds a request, and [`Control`] the answer.
+//! be served. Actions except [`Actions::listen`] run on threads that may block.
 
 use std::sync::Arc;
 

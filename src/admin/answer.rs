@@ -1,7 +1,7 @@
 //! Responses of the admin port: texts, JSON and errors.
 //!
 //! An error is JSON: `{"error":{"code":..,"message":..}}`, with `problems` if a configuration or an
-//! experiment was refused. Caches may store no response. Bounds: the action bounds a text.
+//! experiment was refused. Caches may store no response.
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{Response, StatusCode};

@@ -1,8 +1,7 @@
 //! A client of the admin port, for subcommands.
 //!
-//! HTTP/1.1 without TLS, one connection per request. Bounds: [`TIMEOUT`] for an exchange
-//! ([`RESTART_TIMEOUT`] for a restart), [`RESPONSE_MAX`] bytes of response. Errors say how to
-//! proceed, with the gateway's own messages.
+//! HTTP/1.1 without TLS, one connection per request. Bounds: [`TIMEOUT`], [`RESTART_TIMEOUT`],
+//! [`RESPONSE_MAX`]. Errors say how to proceed, with the gateway's own messages.
 
 use std::time::Duration;
 
@@ -129,7 +128,7 @@ impl AdminClient {
         self.post_within(path, TIMEOUT).await
     }
 
-    /// As [`AdminClient::post`], with another time limit.
+    /// [`AdminClient::post`] with another time limit.
     pub async fn post_within<T: DeserializeOwned>(&self, path: &str, limit: Duration) -> Result<T, AdminClientError> {
         self.parse(&self.request(Method::POST, path, Bytes::new(), limit).await?)
     }

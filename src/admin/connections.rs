@@ -2,10 +2,10 @@
 //! there are too many.
 //!
 //! A connection is idle, sends a head, is served, or is written to. Phases that wait for the client
-//! have deadlines; the phase in which the gateway works has none. A stream of events is written to
-//! while the client has not taken the last event, and otherwise idle. If a client connects while
-//! [`CONNECTIONS_MAX`] connections are open, the one that has waited longest for a client is
-//! closed: clients that hold connections open cannot block scrapes or probes of `/health`.
+//! have deadlines. A stream of events is written to while the client has not taken the last event,
+//! and otherwise idle. If [`CONNECTIONS_MAX`] connections are open, a new one closes the one that
+//! has waited longest for a client: clients that hold connections open cannot block scrapes or
+//! probes of `/health`.
 
 use std::io;
 use std::pin::Pin;
@@ -21,20 +21,18 @@ use tokio::time::Instant;
 
 /// Enough for a few scrapers, and a few browsers with six connections each.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Above common scrape intervals (15 to 60 s), so that scrapers keep their connections.
+/// Longer than common scrape intervals (15 to 60 s), so that scrapers keep their connections.
 const IDLE_MAX: Duration = Duration::from_secs(75);
 /// Time limit of a request head, from the first byte.
 const HEADER_MAX: Duration = Duration::from_secs(10);
 /// Prometheus' default scrape timeout.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
-/// The event that a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Idle,
     Head,
     Serving,
-    /// The client must take the response.
     Writing,
 }
 
@@ -77,15 +75,14 @@ impl Progress {
         phase.limit().is_some_and(|limit| now.saturating_duration_since(since) >= limit)
     }
 
-    /// The order of closing connections, lowest first: those that wait for the client, the longest
-    /// wait first, then those that wait for the gateway.
+    /// The order of closing connections, lowest first: connections that wait for the client, the
+    /// longest wait first, then connections that wait for the gateway.
     fn rank(&self) -> (bool, Instant) {
         let (phase, since) = *self.0.lock();
         (phase == Phase::Serving, since)
     }
 }
 
-/// All open connections, at most [`CONNECTIONS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Connections(Vec<(Arc<Progress>, JoinHandle<()>)>);
 
@@ -162,7 +159,7 @@ impl AsyncWrite for WatchedSocket {
         self.socket.is_write_vectored()
     }
 
-    /// Flushed: all bytes of a response are written.
+    /// A flush shows that all bytes of a response are written.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
         self.progress.enter_from(Phase::Writing, Phase::Idle);

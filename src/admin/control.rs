@@ -1,7 +1,6 @@
 //! The [`Control`] trait: the operations of a running gateway that the admin API needs.
 //!
-//! The gateway implements it in `sluice-serve`, and tests of this folder in a fake. Calls may
-//! block.
+//! `sluice-serve` implements it, and tests of this folder have a fake. Calls may block.
 
 use super::access::Access;
 use super::error::{BackendLogError, BackendRestartError, NoSuchBackend, ReloadError};

@@ -1,7 +1,7 @@
 //! Percent encoding of names in the paths of the admin API.
 //!
-//! Subcommands encode names of pools, backends and experiments, so a name may contain a slash.
-//! Pure. Bounds: linear in the length of the text.
+//! A name of a pool, backend or experiment may contain a slash. Pure. Bounds: linear in the length
+//! of the text.
 
 use std::fmt::Write as _;
 

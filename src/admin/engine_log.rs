@@ -1,9 +1,9 @@
 //! `GET /admin/backends/{pool}/{backend}/log`: log lines of an engine that the gateway runs.
 //!
 //! Query: `lines` limits the lines (default [`LOG_LINES_DEFAULT`], at most [`LOG_LINES_MAX`]);
-//! `after` follows the log, from the `next` of an earlier response. The engine's secrets are
-//! masked, but not text about requests, so the route needs the token if there is one. Bounds:
-//! [`LOG_LINES_MAX`] lines of at most 4 KiB.
+//! `after` follows the log, from the `next` of an earlier response. Text about requests is not
+//! masked, so the route needs the token if there is one. Bounds: [`LOG_LINES_MAX`] lines of at most
+//! 4 KiB.
 
 use http::StatusCode;
 

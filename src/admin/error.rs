@@ -1,11 +1,11 @@
 //! Why an operation of the admin API is refused.
 //!
 //! Operators read these messages unchanged, so each names the problem and the remedy, unless it is
-//! obvious. The types are public, because [`Control`](super::Control) returns them.
+//! obvious.
 
 use sluice_fleet::{LogError, RestartError};
 
-/// Why a reload failed. Nothing has changed.
+/// Why a reload failed and changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
     /// The new configuration is not valid.

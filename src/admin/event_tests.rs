@@ -1,7 +1,6 @@
 //! The stream of events over loopback: content, access and bounds.
 //!
-//! Sockets are real. Time is paused in tests that wait for many turns. Streams are read with the
-//! chunked encoding, as clients do.
+//! Time is paused in tests that wait for many turns.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,7 +39,6 @@ impl Listener {
         line
     }
 
-    /// The next event, without the lines of the chunked encoding.
     async fn event(&mut self) -> (String, Value) {
         loop {
             let line = self.line().await;
@@ -75,7 +73,6 @@ async fn status(served: &Served, headers: &str) -> u16 {
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// Makes `backends` backends, twenty in each pool.
 fn many_backends(served: &Served, backends: usize) {
     let rules = HealthRules {
         probe_failures: 1,

@@ -1,9 +1,8 @@
 //! `GET /admin/events`: the state of the gateway as server-sent events, once a second.
 //!
 //! While there are listeners, one task makes the events ([`snapshot`](super::snapshot)) for all. A
-//! listener gets the latest events at once, and then each new one. A slow listener misses events: a
-//! new one is sent only when the client has taken all earlier ones. When the token changes, all
-//! streams end.
+//! listener gets the latest events at once, and then each new one; a slow listener misses events.
+//! When the token changes, all streams end.
 //!
 //! Bounds: [`STREAMS_MAX`] streams, each with at most the latest event of every kind, shared by the
 //! streams. A client that takes nothing for ten seconds is disconnected
@@ -65,7 +64,7 @@ impl Events {
         for turn in 1.. {
             clock.tick().await;
             {
-                // Under the lock, so that no listener joins a task that is ending.
+                // The lock keeps a listener from joining a task that is ending.
                 let mut current = self.current.lock();
                 if sender.receiver_count() == 0 || self.control.access().token != token {
                     *current = None;
@@ -73,7 +72,7 @@ impl Events {
                 }
             }
             let (control, last) = (Arc::clone(&self.control), sender.borrow().clone());
-            // Blocking, because the status takes locks that requests use.
+            // The status takes locks that requests use.
             match tokio::task::spawn_blocking(move || last.next(&*control, turn)).await {
                 Ok(frames) => {
                     sender.send_replace(frames);
@@ -89,12 +88,10 @@ type Next = Pin<Box<dyn Future<Output = Option<watch::Receiver<Frames>>> + Send 
 /// The events for one listener.
 pub struct EventStream {
     next: Next,
-    /// The turn of the last event sent, for each kind.
+    /// For each kind, the turn of the last event sent.
     sent: [u64; KINDS],
-    /// The next events, at most one of each kind.
     pending: VecDeque<Bytes>,
     progress: Option<Arc<Progress>>,
-    /// Whether an event was sent.
     began: bool,
     _room: OwnedSemaphorePermit,
 }

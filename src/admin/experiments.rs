@@ -9,8 +9,8 @@
 //! | POST `/{name}/start`, `/stop` | the report; requests in flight finish in their arm |
 //! | POST `/{name}/promote/{arm}` | the report; all units of the experiment are in that arm |
 //!
-//! The body of PUT is a JSON object with the keys of `[[experiment]]`. PUT and DELETE work only on
-//! experiments created by PUT, not on experiments of the configuration file.
+//! The body of PUT is a JSON object with the keys of `[[experiment]]`. PUT and DELETE do not work
+//! on experiments of the configuration file.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -27,9 +27,9 @@
 //! `/metrics` as on vLLM with an API key: it has names and counts, no keys and no text. To hide it,
 //! bind the port to a private address.
 //!
-//! [`server`] listens and [`connections`] bounds · [`routes`] finds the row of [`route`], checks
-//! the request with [`access`] and runs one of the [`actions`] on [`Control`] · [`status`] has
-//! types · [`events`] sends [`snapshot`] · [`ui`] is the live page · [`client`] is for subcommands.
+//! [`server`] listens; [`routes`] finds the row of [`route`], checks the request with [`access`]
+//! and runs one of the [`actions`] on [`Control`]. [`events`] sends [`snapshot`]; [`ui`] is the
+//! live page.
 
 pub mod access;
 mod encoding;

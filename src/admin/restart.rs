@@ -1,9 +1,8 @@
 //! `POST /admin/backends/{pool}/{backend}/restart`: the options of a restart.
 //!
-//! Subcommands write and the port reads a JSON object with `set` (flags and values), `reset`,
-//! `hold` and `cut`; no body restarts with the present settings. A text is read as in `--set
-//! FLAG=VALUE`, other values as they are. An unknown key is an error, because a misspelt `hold`
-//! must not be ignored.
+//! The body is a JSON object with `set` (flags and values), `reset`, `hold` and `cut`; no body
+//! restarts with the present settings. A text is read as in `--set FLAG=VALUE`, other values as
+//! they are. An unknown key is an error, because a misspelt `hold` must not be ignored.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,7 @@
 //! Serves one request of the admin port: finds the route, checks the request, runs the action.
 //!
 //! A body is read only if the route takes one: JSON, at most [`BODY_MAX`] bytes within
-//! [`BODY_TIME`]. Every request but `/health` passes [`access`](super::access) first. Bounds:
-//! [`HANDLERS_MAX`] handlers that read, and as many that change something.
+//! [`BODY_TIME`]. Bounds: [`HANDLERS_MAX`] handlers that read, and as many that change something.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +31,7 @@ const HANDLERS_MAX: usize = 16;
 #[derive(Clone)]
 pub struct Admin {
     actions: Arc<Actions>,
-    /// Limits handlers that read. A handler counts until it ends, even if the client has left.
+    /// Limits handlers that read, until each ends, even if the client has left.
     reading: Arc<Semaphore>,
     /// Limits handlers that change something; a restart may take minutes.
     changing: Arc<Semaphore>,

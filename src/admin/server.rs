@@ -1,10 +1,9 @@
 //! The listener of the admin port: HTTP/1.1 on a separate socket.
 //!
-//! [`connections`](super::connections) limits connections and the time in each phase. The port
-//! shares only the state behind [`Control`] with the data plane, so a slow reader here delays no
-//! request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients have not
-//! taken. After a hand-over of the port, an open connection has the same time to send one more
-//! request.
+//! The port shares only the state behind [`Control`] with the data plane, so a slow reader here
+//! delays no request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients
+//! have not taken; after a hand-over of the port, an open connection has the same time to send one
+//! more request.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -115,7 +114,7 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
         }
     });
     let socket = WatchedSocket { socket, progress: Arc::clone(&progress) };
-    // hyper gets no timer: `connections` enforces the deadlines.
+    // `connections` enforces the deadlines.
     let mut served = std::pin::pin!(http1::Builder::new().serve_connection(TokioIo::new(socket), service));
     let early = tokio::select! {
         ended = served.as_mut() => Some(ended),
@@ -124,8 +123,7 @@ async fn connection(socket: TcpStream, progress: Arc<Progress>, admin: Admin, mu
     let has_request = !matches!(progress.phase(), Phase::Idle | Phase::Head);
     let ended = match early {
         Some(ended) => ended,
-        // A connection without a request has nothing to finish. After a hand-over, one may be on
-        // the way.
+        // After a hand-over, a request may be on the way.
         None if !has_request => tokio::select! {
             ended = served.as_mut() => ended,
             () = ends.stopped() => return,

@@ -11,9 +11,8 @@
 //! Each event is a JSON object that replaces the previous one of its kind, made once for all
 //! listeners.
 //!
-//! Bounds: the backends, pools, models and experiments of the configuration; other parts are
-//! bounded separately. With 200 backends in ten pools, a `status` has about 100 KiB
-//! (`event_tests.rs`).
+//! Bounds: the backends, pools, models and experiments of the configuration. With 200 backends in
+//! ten pools, a `status` has about 100 KiB (`event_tests.rs`).
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -82,7 +81,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// The events after `turn`, which counts from 1. Events that are not due stay.
+    /// The events after `turn`, which counts from 1; events that are not due stay.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
         let [status, report, minute, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);

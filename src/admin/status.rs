@@ -1,7 +1,7 @@
 //! The types of `/admin/status`: written by the gateway, read by `sluice status` and the live page.
 //!
-//! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Names of durations include
-//! the unit. Fields are only added; a field that an older gateway does not send gets a default.
+//! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Fields are only added; a
+//! field that an older gateway does not send gets a default.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -143,8 +143,7 @@ impl From<&ClassStatus> for Class {
 pub struct KeyStatus {
     /// The key's name.
     pub name: String,
-    /// Tokens that the key's rate has not paid off yet, above the limit while the key owes, and
-    /// `tokens_per_minute`.
+    /// Tokens that the key's rate has not paid off yet, and `tokens_per_minute`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minute: Option<Used>,
     /// Tokens used within the last 24 hours, and `tokens_per_day`.
@@ -266,8 +265,7 @@ pub struct PoolStatus {
     pub queue: Used,
     /// The last minute of requests that belong to this pool, also if they spilled to another.
     pub last_minute: WindowStats,
-    /// As `last_minute`, for the five minutes of every number on the page, in `sluice status` and
-    /// in `sluice top`.
+    /// [`last_minute`](Self::last_minute) for five minutes.
     pub last_5_minutes: WindowStats,
     /// The pool's backends.
     pub backends: Vec<BackendStatus>,
@@ -322,7 +320,7 @@ pub struct BackendStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
     /// Observed prompt tokens per second until the first token, with the wait in the engine; a
-    /// guess before the first prompt of sufficient length.
+    /// guess at first.
     pub prefill_tokens_per_second: f64,
     /// Seconds since the last observation; absent for the guess.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -452,8 +450,7 @@ fn reason(backend: &BackendView, now: Instant) -> Option<String> {
     Some(reason)
 }
 
-/// The backend with these names, for implementations of [`Control`](super::Control), unless it is
-/// being removed.
+/// The backend with these names, unless it is being removed.
 pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, NoSuchBackend> {
     let Some(found) = pools.iter().find(|view| &*view.name == pool) else {
         let known = names(pools.iter().map(|view| &*view.name));

@@ -1,6 +1,4 @@
-//! The admin port over loopback: authorization, responses, refusals.
-//!
-//! A fake gateway implements `Control`. Sockets are real; some tests pause time.
+//! The admin port over loopback, with a fake gateway: authorization, responses, refusals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -190,13 +188,12 @@ pub(super) async fn served(token: Option<&str>, reload: fn() -> Result<Vec<Strin
     Served { address, control, end, serving }
 }
 
-/// Sends with `x-sluice-admin`, as `sluice` does, and more header lines. Returns status, head and
-/// body.
+/// Sends with `x-sluice-admin` and more header lines. Returns status, head and body.
 pub(super) async fn send(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     send_bare(served, request, &format!("x-sluice-admin: 1\r\n{headers}")).await
 }
 
-/// As [`send`], without `x-sluice-admin`.
+/// [`send`] without `x-sluice-admin`.
 pub(super) async fn send_bare(served: &Served, request: &str, headers: &str) -> (u16, String, String) {
     let mut socket = TcpStream::connect(&served.address).await.unwrap();
     let text = format!("{request} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{headers}\r\n", served.address);

@@ -64,7 +64,7 @@ impl TunerError {
     }
 }
 
-/// The operations on the tuner. Called on a thread that may block.
+/// Called on a thread that may block.
 pub trait TunerControl {
     /// The state of the tuner, and reasons.
     fn tuner(&self) -> TunerReport;

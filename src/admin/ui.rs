@@ -1,8 +1,7 @@
 //! The files of the live page, which are in the binary.
 //!
-//! There is no build step and no external file: the page works without a network. The policy allows
-//! only these scripts and styles, none inline, and requests only to this server. Paths are
-//! relative, so that a proxy may add a prefix. Bounds: a fixed list.
+//! The page works without a network. The policy allows only these scripts and styles, none inline,
+//! and requests only to this server. Paths are relative, so that a proxy may add a prefix.
 
 use http::header::{CONTENT_SECURITY_POLICY, HeaderMap, HeaderName, HeaderValue, REFERRER_POLICY};
 

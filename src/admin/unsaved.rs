@@ -1,8 +1,7 @@
 //! An order that is in force but could not be saved.
 //!
 //! It is no success, because the next start of the gateway does not know of it, and no refusal
-//! either. The answer says both, with status 500. The operator should make the folder writable and
-//! repeat the order.
+//! either: the answer says both, with status 500.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
-//! Invalid settings of a load.
+//! Invalid settings of a load, found before the first request.
 //!
-//! They are found before the first request. The record has the reason of a failed request.
+//! The record has the reason of a failed request.
 
 /// An invalid setting.
 #[expect(missing_docs, reason = "the messages say it")]

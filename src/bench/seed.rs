@@ -1,7 +1,7 @@
 //! Random number generators, one for each purpose, all derived from the seed of a run.
 //!
-//! Drawing more numbers for one purpose does not change the numbers for another, so two runs stay
-//! comparable. The numbers are not cryptographic.
+//! More numbers for one purpose do not change the numbers for another, so runs stay comparable. The
+//! numbers are not cryptographic.
 
 use sluice_core::base::Rng;
 
@@ -10,13 +10,13 @@ const STRIDE: u64 = 16;
 
 /// The seed of run number `nth` (from 0) of several runs; `first` is the seed of run 0.
 ///
-/// The purpose is added to the seed: with adjacent seeds, different purposes of two runs would get
-/// the same numbers, and the runs would not be independent, as intervals over runs assume.
+/// The purpose is added to the seed, so with adjacent seeds two runs would share numbers and not be
+/// independent, as intervals over runs assume.
 pub const fn nth_seed(first: u64, nth: u64) -> u64 {
     first.wrapping_add(nth.wrapping_mul(STRIDE))
 }
 
-/// A use of random numbers. Values are less than [`STRIDE`].
+/// A use of random numbers, below [`STRIDE`].
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Arrival = 1,
@@ -34,10 +34,9 @@ pub(crate) enum Purpose {
     User = 11,
 }
 
-/// The generator for `purpose` and request (or other item) number `ordinal`.
-///
-/// Seeds that differ by one give neighbouring SplitMix64 states. One output mixes all 64 bits, so
-/// each step of the derivation uses an output instead of the seed.
+/// The generator for `purpose` and request (or other item) number `ordinal`. Adjacent seeds give
+/// neighbouring SplitMix64 states, and one output mixes all 64 bits, so each step of the derivation
+/// uses an output instead of the seed.
 pub(crate) fn rng_for(seed: u64, purpose: Purpose, ordinal: u64) -> Rng {
     let for_purpose = Rng::new(seed.wrapping_add(purpose as u64)).next_u64();
     Rng::new(Rng::new(for_purpose ^ ordinal).next_u64())

@@ -1,6 +1,6 @@
 //! A scripted server for tests: the test gives the response to each request.
 //!
-//! The server parses only the length of a request. (The load generator may not depend on `sim`.)
+//! It parses only the length of a request. (The load generator may not depend on `sim`.)
 
 #![allow(missing_docs, unreachable_pub, reason = "used only by tests")]
 
@@ -124,7 +124,7 @@ impl Drop for MockEngine {
     }
 }
 
-/// Accepts connections. This task owns their tasks, so aborting it closes them.
+/// Aborting this task closes the connections, whose tasks it owns.
 async fn accept(listener: TcpListener, script: Script, counts: Arc<Counts>) -> Infallible {
     let mut connections = JoinSet::new();
     loop {
@@ -158,7 +158,7 @@ async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) 
     Ok(())
 }
 
-/// Reads one request. Returns the body; `None` if the client closed the connection.
+/// Returns the body; `None` if the client closed the connection.
 async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     loop {
         if let Some(head) = memchr::memmem::find(input, b"\r\n\r\n") {

@@ -1,7 +1,7 @@
 //! Shared parts of the subcommands that use the admin API: a client, a runtime, an exit code.
 //!
-//! Exit codes: 2 if the address or the token cannot be used, 1 if no runtime can be built or the
-//! command fails, else the command's code.
+//! Exit codes: 2 if the address or the token cannot be used, 1 if the command fails, else the
+//! command's code.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -30,13 +30,12 @@ pub(super) fn with_client(port: &AdminPort, command: impl AsyncFnOnce(&AdminClie
     }
 }
 
-/// Reports wrong usage on stderr.
 pub(super) fn usage(error: &impl Display) -> ExitCode {
     eprintln!("{error}");
     ExitCode::from(2)
 }
 
-/// The exit code of a result; writes an error to stderr.
+/// Writes an error to stderr.
 pub(super) fn exit_code(result: Result<(), impl Display>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,9 +1,8 @@
 //! `sluice backend list|drain|restart|logs|enable`: the backends of a running gateway, and its
 //! engines.
 //!
-//! A backend is named as in the configuration, `gpu0`, or `short/gpu0` if two pools have that name.
-//! With `--wait` a command shows progress on stderr and waits: `drain` until no request is in
-//! flight, `enable` until the backend is in rotation, `restart` until the change has an outcome.
+//! `--wait` shows progress on stderr and waits: `drain` until no request is in flight, `enable`
+//! until the backend is in rotation, `restart` until the change has an outcome.
 //!
 //! Exit codes: 0 done; 1 refused, failed, or rolled back (the message says why, and the remedy); 2
 //! wrong usage.
@@ -175,7 +174,6 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Whether no other backend of the pool is in rotation.
 fn is_last(status: &Status, path: &Path) -> bool {
     let pool = status.pools.iter().find(|pool| pool.name == path.pool);
     let others = pool.into_iter().flat_map(|pool| &pool.backends).filter(|backend| backend.name != path.backend);
@@ -237,7 +235,7 @@ pub(in crate::cli) async fn post(client: &AdminClient, path: &Path, action: &str
     client.post_within(&path, RESTART_TIMEOUT).await
 }
 
-/// The gateway refuses a restart during the ramp of an engine.
+/// The gateway refuses a restart during the ramp.
 async fn ramp_ends(client: &AdminClient, path: &Path) -> Result<(), Failed> {
     let is_over = |backend: &BackendStatus| {
         let in_ramp = backend.engine.as_ref().is_some_and(|engine| engine.step == "ramp");
@@ -252,7 +250,7 @@ async fn ramp_ends(client: &AdminClient, path: &Path) -> Result<(), Failed> {
     }
 }
 
-/// Polls until `ended` returns a result, and shows progress on stderr.
+/// Polls until `ended` returns a result, and shows progress.
 async fn follow(
     client: &AdminClient,
     path: &Path,
@@ -282,7 +280,7 @@ async fn follow(
     }
 }
 
-/// Progress on stderr: one line that is redrawn on a terminal, otherwise a line for each phase.
+/// One line that is redrawn on a terminal, otherwise a line for each phase.
 #[derive(Default)]
 struct ProgressLine {
     last: String,

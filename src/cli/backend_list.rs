@@ -1,9 +1,8 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
 //! On a terminal the table fits the width; if a column of addresses does not fit, each address
-//! stands below the backend's name. Below the table is a line for each engine that does not serve,
-//! with the cause and the remedy. Past failures and their age appear only with `--wide`, in a table
-//! with every column.
+//! stands below the backend's name. Below is a line for each engine that does not serve, with the
+//! cause and the remedy. Past failures appear only with `--wide`.
 
 use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 use sluice_admin::status::{BackendStatus, Status};
 use sluice_fleet::{EngineView, LastChange};
 
-/// Width of the blanks around a cell, in columns.
+/// Blanks around a cell, in columns.
 const PADDING: usize = 2;
 /// Most columns of a name below the table, and of a name that is never broken.
 const NAME_WIDTH: u16 = 40;
@@ -22,7 +21,7 @@ pub(super) fn json(status: &Status) -> String {
     Value::Array(backends.collect()).to_string()
 }
 
-/// The table for a terminal of `width` columns; `None`: lines have any width.
+/// The table for a terminal of `width` columns; `None`: any width.
 pub(super) fn table(status: &Status, wide: bool, width: Option<usize>) -> String {
     if wide { wide_table(status) } else { narrow_table(status, width) }
 }
@@ -42,7 +41,7 @@ fn narrow_table(status: &Status, width: Option<usize>) -> String {
     if notes.is_empty() { table.to_string() } else { format!("{table}\n\n{notes}") }
 }
 
-/// The table of all backends. Without a column of their own, addresses stand below the names.
+/// Without a column of their own, addresses stand below the names.
 fn backends(status: &Status, width: Option<usize>, address_column: bool) -> Table {
     let mut table = fitted(UTF8_HORIZONTAL_ONLY, width);
     let mut header = vec!["backend", "state", "in flight", "engine", "restarts", "last change"];
@@ -125,7 +124,7 @@ fn wide_table(status: &Status) -> String {
     table.to_string()
 }
 
-/// A table that fits `width` columns; `None`: lines have any width.
+/// A table that fits `width` columns; `None`: any width.
 pub(super) fn fitted(preset: &str, width: Option<usize>) -> Table {
     let mut table = Table::new();
     table.load_preset(preset);
@@ -202,7 +201,7 @@ fn enable(engine: &EngineView) -> String {
     format!("sluice backend enable {}", engine.backend)
 }
 
-/// A time span in its largest unit: s, min or h.
+/// A time span in its largest unit.
 fn age(seconds: f64) -> String {
     match seconds as u64 {
         whole @ 0..60 => format!("{whole} s"),

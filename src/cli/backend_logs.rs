@@ -1,9 +1,9 @@
 //! `sluice backend logs NAME`: the log of an engine that the gateway runs.
 //!
 //! Prints the last lines, and with `--follow` new lines as they come, also after restarts of the
-//! engine. The gateway masks the engine's secrets. Colours and other control characters are left
-//! out, because an engine may log text from its clients. While the gateway does not respond,
-//! `--follow` retries, for at most [`FAILED_POLLS_MAX`] polls.
+//! engine. The gateway masks secrets. Control characters are left out, because an engine may log
+//! text from its clients. While the gateway does not respond, `--follow` retries, for at most
+//! [`FAILED_POLLS_MAX`] polls.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -78,7 +78,6 @@ fn plain(line: &str) -> String {
     let (mut out, mut letters) = (String::with_capacity(line.len()), line.chars().peekable());
     while let Some(letter) = letters.next() {
         if letter == '\x1b' && letters.next_if_eq(&'[').is_some() {
-            // Skips the parameters of the sequence, and the letter that ends it.
             while letters.next().is_some_and(|letter| !('@'..='~').contains(&letter)) {}
         } else if letter == '\t' || !letter.is_control() {
             out.push(letter);

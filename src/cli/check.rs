@@ -2,8 +2,8 @@
 //!
 //! A valid configuration is printed to stdout as TOML that can be used unchanged. A comment at each
 //! key names the origin: a line of the file, `--set`, or a default. Secrets are shown as references
-//! or masked. Warnings go to stderr. An invalid configuration prints all errors to stderr, nothing
-//! to stdout. A start and a reload make the same checks ([`checks`]).
+//! or masked. Warnings and errors go to stderr. A start and a reload make the same checks
+//! ([`checks`]).
 //!
 //! No socket is bound and no engine started; a program of `launch` runs only with `--help=all`, and
 //! is named on stderr after 20 s without flags. Only `--probe` contacts backends
@@ -54,7 +54,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     ExitCode::from(check(args, &mut std::io::stdout().lock(), &mut std::io::stderr().lock()))
 }
 
-/// Runs the command and returns the exit code. A reader that leaves early (`| head`) is no failure.
+/// A reader that leaves early (`| head`) is no failure.
 fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let Some(file) = args.file.path() else {
         let _ = writeln!(err, "{}", NoFile { instead: "" });

@@ -20,7 +20,6 @@ pub(super) struct ConfigFile {
     config: Option<PathBuf>,
 }
 
-/// No file is named, and there is no default file.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no ./{DEFAULT_FILE}; name a configuration file{instead} (--help says more)")]
 pub(super) struct NoFile {

@@ -1,9 +1,8 @@
 //! `sluice diagnose`: what is slow, for whom, since when, where the time goes, and what to do.
 //!
-//! Reads findings, history and the last requests of a running gateway, and prints one screen.
-//! `--request ID` explains one request instead. `--bundle FILE` writes everything that the admin
-//! port knows into one compressed JSON file for a bug report, without names of keys, ids of
-//! requests and addresses ([`bundle`]).
+//! Prints one screen from findings, history and the last requests of a running gateway. `--request
+//! ID` explains one request instead. `--bundle FILE` writes everything that the admin port knows
+//! into one file for a bug report ([`bundle`]).
 //!
 //! Exit codes: 0 printed; 1 no valid response; 2 wrong usage.
 

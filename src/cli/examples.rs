@@ -1,18 +1,15 @@
 //! The examples at the end of every `--help`.
 //!
-//! `examples.txt` holds them, so that a test can parse each with the definitions of the command
-//! line: an example that does not work is worse than none. `sluice sim` has a separate text,
-//! because it takes the flags of `vllm serve`.
+//! A test parses each example in `examples.txt` with the definitions of the command line. `sluice
+//! sim` has a separate text, because it takes the flags of `vllm serve`.
 
 use clap::Command;
 
-/// The words that name each subcommand, and the indented lines of examples.
 fn examples() -> impl Iterator<Item = (Vec<&'static str>, &'static str)> {
     let blocks = include_str!("examples.txt").trim_end().split("\n\n");
     blocks.filter_map(|block| block.split_once('\n')).map(|(path, lines)| (path.split(' ').collect(), lines))
 }
 
-/// Adds the examples to the end of the help of each subcommand.
 pub(super) fn add(mut command: Command) -> Command {
     for (path, lines) in examples() {
         let text = format!("Examples:\n{lines}");
@@ -54,7 +51,7 @@ mod tests {
             let path: Vec<&str> = path.iter().map(String::as_str).collect();
             let (_, lines) = examples().find(|(other, _)| *other == path).unwrap_or_else(|| panic!("{path:?}"));
             for example in lines.lines() {
-                // The words before a redirection or pipe, which the shell would take away.
+                // The shell would take a redirection or pipe away.
                 let words = example.split_whitespace().take_while(|word| !["<", ">", "|"].contains(word));
                 let words: Vec<&str> = words.collect();
                 assert!(words[1..].starts_with(&path), "{example} is not of {path:?}");

@@ -1,8 +1,8 @@
 //! `sluice explain [CODE]...`: the meaning of an error and the remedy, without a network.
 //!
 //! The text is `.github/docs/errors.md`, which is compiled in: a heading `### code` begins a
-//! section. Without a code, every code is listed with the first line of the section. `tests/docs`
-//! checks that exactly the codes that the program uses have a section.
+//! section. Without a code, every code is listed. `tests/docs` checks that exactly the codes that
+//! the program uses have a section.
 //!
 //! Exit codes: 0 explained; 2 a code that does not exist.
 
@@ -63,8 +63,7 @@ fn section(wanted: &str) -> Result<String, String> {
     }
 }
 
-/// `[text](page.md#part)` becomes `text (page.md)`, and a link within this page only text, since a
-/// terminal cannot follow links.
+/// `[text](page.md#part)` becomes `text (page.md)`, and a link within this page only text.
 fn without_links(text: &str) -> String {
     let mut parts = text.split("](");
     let first = parts.next().unwrap_or("").to_owned();

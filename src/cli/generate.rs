@@ -1,7 +1,7 @@
 //! `sluice completions SHELL`, `sluice man DIR` and `sluice version`: output for packages.
 //!
-//! Completions and manual pages are made from the definitions of `--help`, without hidden
-//! subcommands. Exit codes: 0 written; 1 a page could not be written; 2 wrong usage.
+//! They come from the definitions of `--help`, without hidden subcommands. Exit codes: 0 written; 1
+//! a page could not be written; 2 wrong usage.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// `sluice`, `sluice-backend`, `sluice-backend-list` and so on, without hidden subcommands.
+    /// `sluice`, `sluice-backend`, `sluice-backend-list` and so on.
     fn names(command: &clap::Command, name: &str, into: &mut Vec<String>) {
         into.push(name.to_owned());
         for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {

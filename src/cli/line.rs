@@ -1,8 +1,8 @@
 //! The progress of a load generator on the terminal; nothing if stderr is not a terminal.
 //!
 //! Shows a bar; counts of sent, open and failed requests; and from the last ten seconds the
-//! completed requests per second and a histogram of TTFT. The lines are redrawn in place every
-//! [`REFRESH`] and cleared at the end. A screen of few rows has no histogram.
+//! completed requests per second and a histogram of TTFT, if there is room. The lines are redrawn
+//! in place every [`REFRESH`].
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Stderr};
@@ -20,21 +20,18 @@ use sluice_bench::{Distribution, Extent, Progress};
 const REFRESH: Duration = Duration::from_millis(200);
 const BAR: usize = 20;
 const BINS: usize = 8;
-/// Least rows of a screen with a histogram.
 const ROWS_MIN: usize = 16;
 /// Columns of the histogram besides the bars: bounds and counts.
 const BESIDE_BARS: usize = 28;
 
 type Live = Arc<Mutex<Option<LiveLines<Stderr>>>>;
 
-/// The lines; cleared when ended or dropped.
 pub(super) struct Line {
     live: Live,
     task: Option<JoinHandle<()>>,
 }
 
 impl Line {
-    /// Starts to show `progress` under `title`.
     pub(super) fn start(title: &str, extent: Extent, progress: Arc<Progress>) -> Self {
         if !std::io::stderr().is_terminal() {
             return Self { live: Live::default(), task: None };

@@ -92,7 +92,6 @@ static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("SLUICE_CO
     _ => env!("CARGO_PKG_VERSION").to_owned(),
 });
 
-/// The command line with the examples of each subcommand.
 fn command() -> clap::Command {
     examples::add(Cli::command().version(VERSION.as_str()))
 }

@@ -34,9 +34,8 @@ pub fn run(args: &ReloadArgs) -> ExitCode {
     })
 }
 
-/// Returns the exit code, and the texts for stdout and stderr.
 async fn reload(client: &AdminClient) -> (ExitCode, String, String) {
-    // A reload of engines may run vLLM to list the flags, which takes time.
+    // vLLM may list the flags of engines, which takes time.
     match client.post_within::<Reloaded>("/admin/reload", RESTART_TIMEOUT).await {
         Ok(Reloaded { changes }) if changes.is_empty() => {
             (ExitCode::SUCCESS, "reloaded: nothing changed\n".to_owned(), String::new())

@@ -8,10 +8,10 @@
 //!   ends with its last request.
 //!
 //! SIGTERM and SIGINT end the start while the configuration is checked; with `--upgrade` until the
-//! takeover, and the running gateway goes on. Other signals during the start are handled once the
-//! gateway serves. Exit codes: 0 stopped or handed over; 1 a socket could not be opened, no
-//! takeover, or requests were cut; 2 wrong usage; 78 the configuration is not valid, or names a
-//! file, folder or port range that cannot be used.
+//! takeover, and the running gateway goes on. Other signals wait until the gateway serves. Exit
+//! codes: 0 stopped or handed over; 1 a socket could not be opened, no takeover, or requests were
+//! cut; 2 wrong usage; 78 the configuration is not valid, or names a file, folder or port range
+//! that cannot be used.
 
 mod until_stop;
 
@@ -133,8 +133,8 @@ fn survive_signals() -> std::io::Result<()> {
     signal(SignalKind::user_defined2()).map(drop)
 }
 
-/// The configuration's name for the log: a file has a whole path, because a relative one does not
-/// name the folder.
+/// The name of the configuration in the log: a file has the whole path, because a relative one does
+/// not name the folder.
 fn whole_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
@@ -156,10 +156,8 @@ fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Pro
     Ok((loaded, Source::Fixed))
 }
 
-/// Checks the configuration, and serves with it until the gateway stops.
 async fn check_and_serve(loaded: Loaded, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
-    // First, because a signal during the start must not kill the process. SIGHUP and similar
-    // signals are handled once the gateway runs.
+    // First, because a signal during the start must not kill the process.
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -198,8 +196,7 @@ async fn serve(
     let folder = matches!(source, Source::File { .. }).then(|| upgrade::folder(&config));
     let stopped = Arc::new(AtomicBool::new(false));
     let mut beginning = std::pin::pin!(begin(config, source, folder, upgrade, Arc::clone(&stopped)));
-    // A stop signal before this gateway serves leaves the running gateway in place. All other
-    // signals, also earlier ones, are handled below.
+    // A stop signal before this gateway serves leaves the running gateway in place.
     let begun = match Signals::new() {
         Ok(mut early) if upgrade => tokio::select! {
             begun = &mut beginning => begun,
@@ -223,7 +220,6 @@ async fn serve(
     until_stop::serve(running, door, &mut signals, program).await
 }
 
-/// Starts the gateway, in place of the running one if `upgrade`.
 async fn begin(
     config: Config,
     source: Source,
@@ -261,8 +257,7 @@ fn open_door(folder: &Path) -> Option<Door> {
     }
 }
 
-/// Raises the limit on open files to the allowed maximum, since every connection takes a
-/// descriptor.
+/// Raises the limit on open files to the allowed maximum: every connection takes a descriptor.
 pub(super) fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

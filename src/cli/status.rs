@@ -1,9 +1,9 @@
 //! `sluice status`: the pools and backends of a running gateway.
 //!
-//! Reads `/admin/status` and prints a line for each pool, a table of all backends, and the reasons
-//! of backends that are not ready. `--json` prints the JSON as received. `--watch` repeats every
-//! second until Ctrl-C, also while the gateway does not respond, since it may be restarting. Rates,
-//! latencies and counts are of the last five minutes, of requests that belong to the pool.
+//! Prints a line for each pool, a table of all backends, and the reasons of backends that are not
+//! ready. `--json` prints the JSON as received. `--watch` repeats every second until Ctrl-C, also
+//! while the gateway does not respond, since it may be restarting. Rates, latencies and counts are
+//! of the last five minutes, of requests that belong to the pool.
 //!
 //! Exit codes: 0 printed; 1 no valid response (the message gives the remedy); 2 wrong usage.
 
@@ -57,7 +57,6 @@ async fn once(client: &AdminClient, json: bool) -> ExitCode {
     }
 }
 
-/// Refreshes until Ctrl-C, or until stdout is closed.
 async fn watch(client: &AdminClient, json: bool) -> ExitCode {
     let screen = std::io::stdout().is_terminal() && !json;
     loop {
@@ -82,9 +81,7 @@ async fn fetch(client: &AdminClient, json: bool, style: Style) -> Result<String,
 
 #[derive(Clone, Copy, Default)]
 struct Style {
-    /// Whether states are coloured.
     colours: bool,
-    /// Columns of the terminal, if there is one.
     width: Option<usize>,
 }
 
@@ -95,7 +92,7 @@ impl Style {
     }
 }
 
-/// Prints to stdout. Returns false once stdout is closed.
+/// Returns false once stdout is closed.
 fn print(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
@@ -191,7 +188,7 @@ fn leader_line(cluster: &ClusterStatus) -> String {
     format!("leader: {who}, for {:.0} s{why}\n", leader.seconds)
 }
 
-/// The parts of a backend's limits that this gateway may use, if they are less than the limits.
+/// This gateway's parts of a backend's limits, if they are less than the limits.
 fn share(backend: &BackendStatus) -> Option<String> {
     let limits = [
         ("slots", "slots", backend.slots),
@@ -244,8 +241,8 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-/// The table of all backends. If it does not fit the terminal, it has no addresses; `sluice backend
-/// list` shows addresses in every width.
+/// If it does not fit the terminal, it has no addresses; `sluice backend list` shows addresses in
+/// every width.
 fn table(status: &Status, style: Style) -> Table {
     // Colours are characters, too, so the plain table is measured.
     let plain = table_with(status, Style { colours: false, ..style }, true);

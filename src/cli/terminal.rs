@@ -1,10 +1,9 @@
 //! The terminal: the width, and a few lines that are redrawn in place.
 //!
 //! Results on stdout are fitted to the terminal. Without one, text has any width, so that a line
-//! can be searched for; tables of measurements, which can be divided without loss, fit `COLUMNS`,
-//! or 80 columns. Progress is drawn on stderr: [`LiveLines`] moves the cursor up to the first line
-//! and clears from there, so nothing scrolls. Bounds: at most as many lines as the screen has, each
-//! cut at the screen's width.
+//! can be searched for; tables of measurements fit `COLUMNS`, or 80 columns. Progress is drawn on
+//! stderr: [`LiveLines`] moves the cursor up to the first line and clears from there. Bounds: the
+//! lines of the screen, each cut at the screen's width.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -15,12 +14,11 @@ use crossterm::{queue, terminal};
 /// Columns and rows of a terminal that does not report them.
 const USUAL: (usize, usize) = (80, 24);
 
-/// The columns of stdout's terminal; `None` if stdout is no terminal.
 pub(super) fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| size().0)
 }
 
-/// Writes a result to stdout. A reader that leaves early (`| head`) is no failure.
+/// A reader that leaves early (`| head`) is no failure.
 pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -29,8 +27,8 @@ pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
     }
 }
 
-/// The columns for a table that is divided if it is too wide: of the terminal, else `COLUMNS`,
-/// else 80.
+/// The columns for a table that is divided if it is too wide: of the terminal, else `COLUMNS`, else
+/// 80.
 pub(super) fn table_width() -> usize {
     stdout_width().unwrap_or_else(|| columns_of(std::env::var("COLUMNS").ok().as_deref()))
 }
@@ -85,8 +83,7 @@ impl<W: Write> Drop for LiveLines<W> {
     }
 }
 
-/// The text for stdout, wrapped if that is a terminal. The text must have no colours, which would
-/// count as characters.
+/// The text for stdout, wrapped if stdout is a terminal. Colours would count as characters.
 pub(super) fn fitted(text: &str) -> String {
     stdout_width().map_or_else(|| text.to_owned(), |width| wrapped(text, width))
 }

@@ -149,7 +149,6 @@ fn of_proposal(proposal: &ProposalReport) -> String {
     format!("  proposal {id}{state}: {key} = {to} (is {from}): {why}\n")
 }
 
-/// A measured change of engines, and the forecast.
 fn of_change(change: &Realised) -> String {
     let (from, to) = (change.flag.show(change.values.0), change.flag.show(change.values.1));
     let forecast = change.forecast.map_or_else(|| "none".to_owned(), |gain| format!("{gain:.3}"));

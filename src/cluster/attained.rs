@@ -2,8 +2,8 @@
 //! share.
 //!
 //! Each gateway writes sums, and the others count the growth of each sum: a failed renewal loses no
-//! work, and a late one only delays the count. Bounds: the sums of all gateways take an eighth of
-//! an object. The smallest sums are left out: owners with little work are served early anyway.
+//! work. Bounds: the sums of all gateways take an eighth of an object. The smallest sums are left
+//! out: owners with little work are served early anyway.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::ledger::BYTES_MAX;
 /// Milliseconds of engine work, by pool and hash of the owner.
 pub type Attained = BTreeMap<String, BTreeMap<u64, u64>>;
 
-/// JSON bytes of a sum: two numbers of up to 20 digits, quotes, a colon and a comma.
+/// JSON bytes of a sum: two numbers of up to 20 digits and four marks.
 const SUM: usize = 44;
 /// JSON bytes of a pool, without the name.
 const POOL: usize = 6;

@@ -12,10 +12,10 @@
 //! these writes, so the published windows contain `t` and `t + END_AGE`. A gateway that wrote more
 //! windows than it publishes counts as 0.
 //!
-//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing. So a bound holds until the
+//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing, so a bound holds until the
 //! beat of that entry changes, because another gateway is added. A sample bounds the beat that the
-//! plan before it saw. Sequences that just started are unexplained, so under load a few may stay so
-//! until a calm moment.
+//! plan before it saw. Under load, sequences that just started may stay unexplained until a calm
+//! moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -34,7 +34,6 @@ const LOOKS_MAX: usize = 16;
 
 type Beats = BTreeMap<String, u64>;
 
-/// The state at one plan.
 #[derive(Clone, Debug)]
 struct Look {
     at: Duration,
@@ -43,7 +42,6 @@ struct Look {
     settled: BTreeMap<String, u64>,
 }
 
-/// Pages of the engines.
 #[derive(Clone, Debug)]
 struct Sample {
     at: Duration,
@@ -72,7 +70,7 @@ fn beats(ledger: &Ledger) -> Beats {
 }
 
 impl Census {
-    /// Judges a complete sample, or takes a new one if there is none. `over`: the silent gateways.
+    /// Judges a complete sample, or takes a new one. `over`: the silent gateways.
     pub(crate) fn observe(
         &mut self,
         now: Duration,
@@ -128,7 +126,6 @@ impl Census {
         before.beats.contains_key(UNEXPLAINED).then_some(Sample { at, before, after: None, running, own })
     }
 
-    /// Keeps the smallest bound for the beat.
     fn bound(&mut self, backend: &str, beat: u64, left: u64) {
         match self.bounds.get_mut(backend) {
             Some((known, least)) if *known == beat => *least = left.min(*least),
@@ -148,7 +145,7 @@ impl Census {
         self.pages.get(backend).copied()
     }
 
-    /// The most sequences of silent gateways at this beat; `None`: unknown.
+    /// The most sequences of silent gateways at this beat, if known.
     pub(crate) fn left(&self, backend: &str, beat: u64) -> Option<u64> {
         self.bounds.get(backend).filter(|(known, _)| *known == beat).map(|(_, left)| *left)
     }
@@ -164,8 +161,7 @@ impl Sample {
     /// The fewest sequences on a backend that belonged to gateways which renew.
     ///
     /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise one that began after
-    /// the page could replace one that ended before the page, whose end the gateway had not seen
-    /// yet, and hide a silent gateway's request.
+    /// the page could replace one that ended unseen before it, and hide a silent gateway's request.
     fn explained(&self, own: &str, backend: &str, ledger: &Ledger, over: &BTreeSet<String>) -> u64 {
         let settled = others(own, ledger, over).filter_map(|(id, entry)| {
             let windows = usize::try_from(entry.beat.checked_sub(*self.before.beats.get(id)?)?).ok()?;

@@ -3,12 +3,12 @@
 //!
 //! That gateway writes the closed backends with each renewal. A gateway that has read them sends
 //! nothing there before its next write, and a write replaces only a state that was read. So a
-//! gateway whose beat exceeds the beat at the closing sends nothing more there, and has no request
-//! left when its entry shows no slots in use. For silent gateways (lease over),
-//! [`UNEXPLAINED`](crate::UNEXPLAINED) shows the slots that the engine may still run.
+//! gateway whose beat exceeds the beat at the closing has no request left there when its entry
+//! shows no slots in use. For silent gateways (lease over), [`UNEXPLAINED`](crate::UNEXPLAINED)
+//! shows the slots that the engine may still run.
 //!
-//! A closing is lost with the object, or when a program writes that does not know the field. Then
-//! the gateway writes it again and waits again.
+//! A closing is lost with the object, or when a program writes that does not know the field; then
+//! the gateway writes it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,6 @@ impl Closing {
         }
     }
 
-    /// Reads a ledger; `None`: there was no object.
     pub(crate) fn read(&mut self, own: &str, ledger: Option<&Ledger>) {
         let entries = || ledger.iter().flat_map(|ledger| &ledger.gateways);
         for (backend, known) in &mut self.backends {

@@ -8,8 +8,7 @@
 //!   a time, the first in the line.
 //! - If units are fewer than gateways that want one, the first in the line get one each.
 //!
-//! Pure arithmetic. All gateways divide the same ledger alike, so their shares converge without
-//! overshooting.
+//! All gateways divide the same ledger alike, so their shares converge without overshooting.
 
 /// One gateway's demand for one unit of one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +26,7 @@ const FLOOR: u64 = 8;
 /// Part of the demand that is the headroom.
 const HEADROOM: u64 = 8;
 
-/// One amount for each claim. They sum to `capacity`, unless there are no claims.
+/// One amount for each claim. The amounts sum to `capacity`, unless there are no claims.
 pub fn divide(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     let asking = claims.iter().filter(|claim| claim.wanted > 0).count() as u64;
     if capacity < asking {
@@ -82,7 +81,7 @@ fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     divided
 }
 
-/// The first ones get one more if the amount does not divide.
+/// The first members get one more if the amount does not divide.
 fn evenly(amount: u64, to: &[usize], divided: &mut [u64]) {
     let Some(each) = amount.checked_div(to.len() as u64) else { return };
     let more = amount % to.len() as u64;

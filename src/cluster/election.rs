@@ -10,8 +10,7 @@
 //!   tenth too slow and the other a tenth too fast.
 //! - A leader that finds another's record stops at once.
 //!
-//! Pure: no clock, I/O or randomness. Times are on the candidate's monotonic clock. Bounds: one
-//! version.
+//! Pure: no clock, I/O or randomness. Times are on the candidate's monotonic clock.
 
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ pub const TERM: (u32, u32) = (2, 3);
 /// Lease seconds of a record that the leader has given up, as client-go writes.
 pub const RELEASED: u32 = 1;
 
-/// Who leads, in the names and forms of a `coordination.k8s.io` Lease's `spec`, so that kubectl and
+/// The leader, in the form of the `spec` of a `coordination.k8s.io` Lease, so that kubectl and
 /// other tools understand it. Times of day are for people and never compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -59,7 +58,7 @@ impl LeaseRecord {
         serde_json::to_vec(self).expect("numbers and text have a JSON form")
     }
 
-    /// The leader, if there is one. An empty identity is none.
+    /// The leader, if there is one.
     pub fn holder(&self) -> Option<&str> {
         self.holder_identity.as_deref().filter(|holder| !holder.is_empty())
     }
@@ -98,12 +97,12 @@ impl Candidate {
         &self.id
     }
 
-    /// Notes the record and version that were read (`None`: no object). The answer arrived at
-    /// `now`; `time` is the time of day. Returns the record to write over that version, if any.
+    /// Notes the record and version that were read (`None`: no object) at `now`, at the time of day
+    /// `time`. Returns the record to write over that version, if any.
     ///
-    /// A missing object may have been lost, and absence has no version to watch. So a candidate
-    /// first writes a record without a holder and waits for a lease. Only a released record
-    /// ([`RELEASED`]) is taken at once.
+    /// Absence has no version to watch, so instead of a missing object a candidate first writes a
+    /// record without a holder and waits for a lease. Only a released record ([`RELEASED`]) is
+    /// taken at once.
     pub fn found(&mut self, now: Duration, found: Option<(&LeaseRecord, &str)>, time: &str) -> Option<LeaseRecord> {
         let version = found.map(|(_, version)| version.to_owned());
         let since = match &self.seen {

@@ -1,8 +1,7 @@
 //! A gateway's claim to the limits of an API key, as the ledger stores it.
 //!
-//! `keys.rs` divides the limits. The caller defines the units, which must mean the same at all
-//! gateways. The last unit is a separate JSON member, absent if 0, so that earlier versions can
-//! read the others.
+//! `keys.rs` divides the limits. The units must mean the same at all gateways. The last unit is a
+//! separate JSON member, absent if 0, so that earlier versions can read the others.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,13 +1,13 @@
 //! Divides the limits of API keys among gateways, by stated demand.
 //!
-//! Each renewal contains a gateway's claims. Once it is written, the gateway uses its part of the
+//! Once a renewal with a gateway's claims is written, the gateway uses its part of the
 //! [division](crate::division), less the amounts that others use above their parts. A part grows
 //! without waiting for another to shrink: while demand moves, gateways may begin more than the
 //! limit for one renewal, at most the sum of the parts before and after. The excess counts until
 //! its requests end. After the lease, the requests of a silent gateway are not counted; in mode
-//! `keep` it goes on using its last part. Gateways outside the ledger have no part.
+//! `keep` it goes on using its last part.
 //!
-//! Bounds: all claims take a quarter of an object. The claims with the smallest demand are left
+//! Bounds: all claims take a quarter of an object; the claims with the smallest demand are left
 //! out, and count as no demand.
 
 use std::collections::BTreeMap;

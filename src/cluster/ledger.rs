@@ -2,10 +2,9 @@
 //!
 //! Each gateway has an [`Entry`], with a [`Holding`] for each backend. The key is the gateway's
 //! name and a number that is new at every start: two processes with one name are two gateways.
-//! Gateways take turns by `writes`, which grows by one with each write.
+//! `writes` orders the turns of gateways.
 //!
-//! Bounds: [`GATEWAYS_MAX`] entries, [`BYTES_MAX`] bytes. Errors: a newer version, and text that is
-//! not a ledger.
+//! Bounds: [`GATEWAYS_MAX`], [`BYTES_MAX`]. Errors: a newer version, and text that is not a ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +33,7 @@ pub const UNEXPLAINED: &str = "#unexplained";
 /// Time windows in a holding; see `census.rs`.
 pub const WINDOWS: usize = 12;
 /// Most backends in a ledger. Beyond that, the first by name is dropped and counts as a backend of
-/// a lost object, so gateways that join wait for its capacity.
+/// a lost object.
 pub const BACKENDS_MAX: usize = 1_024;
 
 /// Whether an entry belongs to a gateway.
@@ -127,7 +126,7 @@ struct Version {
 }
 
 impl Ledger {
-    /// A ledger without gateways. No other object may have the name `begun`.
+    /// A ledger without gateways, with a unique name `begun`.
     pub(crate) fn new(begun: String) -> Self {
         Self { version: VERSION, begun, writes: 0, known: BTreeSet::new(), gateways: BTreeMap::new() }
     }

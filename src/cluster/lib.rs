@@ -26,7 +26,7 @@
 //! - After the lease, see [`Rules`]; after a loss of the object, see [`EARLIER`].
 //!
 //! API keys have simpler rules ([`keys`]). Fair queues share each owner's work ([`attained`]). One
-//! gateway may lead ([`election`]). Pure: no clock, I/O or randomness. Times are on the member's
+//! gateway may lead ([`election`]). Pure: no clock, I/O or randomness; times are on the member's
 //! monotonic clock. Bounds: [`GATEWAYS_MAX`].
 
 pub mod amounts;

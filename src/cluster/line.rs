@@ -2,19 +2,17 @@
 //!
 //! A gateway joins at the write at which it begins to want something, and leaves when it wants
 //! nothing. After it had enough for its largest request during [`TURN`] writes of each gateway, it
-//! goes to the end, so that a scarce unit goes round. Writes of the ledger count the time, because
-//! all gateways see them alike.
+//! goes to the end, so that a scarce unit goes round. All gateways see the writes alike.
 
 use crate::amounts::{Amounts, Unit};
 
 /// Writes by each gateway for which one that has enough keeps its place.
 const TURN: u64 = 4;
 
-/// This gateway's place for each unit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
     since: [u64; 4],
-    /// The write since which the gateway has had enough; 0: it has too little.
+    /// The write since which the gateway has had enough, if it has.
     served: [u64; 4],
 }
 

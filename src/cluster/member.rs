@@ -2,7 +2,7 @@
 //!
 //! The caller reads the object, asks for a [`Plan`], writes it over exactly the state that it read,
 //! and reports the outcome: [`confirmed`](Member::confirmed), [`refused`](Member::refused) or
-//! [`unknown`](Member::unknown). [`room`](Member::room) may be called at any time.
+//! [`unknown`](Member::unknown).
 //!
 //! A member computes the [division](crate::division) of each limit among the gateways that renew.
 //! The share rises towards that part as far as the limit has free capacity. It falls only if
@@ -76,7 +76,6 @@ struct Pending {
     ledger: Ledger,
     sent: Duration,
     rooms: BTreeMap<String, Amounts>,
-    /// Notices to give when the write is confirmed.
     notices: Vec<Notice>,
 }
 
@@ -201,7 +200,7 @@ impl Member {
         self.renewed
     }
 
-    /// The room on a backend at this time. Units without a limit are 0.
+    /// The room on a backend at this time; 0 for units without a limit.
     pub fn room(&self, now: Duration, backend: &str) -> Amounts {
         let ended = self.ends().is_some_and(|end| now >= end);
         let own = self.own.get(backend).filter(|_| !ended && self.renewed.is_some());
@@ -286,7 +285,7 @@ impl Member {
         }
     }
 
-    /// The standing at `now`. A change of it also gives a notice.
+    /// The standing at `now`. A change also gives a notice.
     pub fn standing(&mut self, now: Duration) -> Standing {
         let ended = self.renewed.is_some() && self.is_over(now);
         let standing = match self.renewed {
@@ -396,8 +395,8 @@ impl Member {
     }
 
     /// The initial share of a backend: the room that the member has under a lost object, at most
-    /// the share in [`EARLIER`]; nothing after the lease. The whole limit of an unknown backend is
-    /// first put into [`EARLIER`].
+    /// the share in [`EARLIER`]; nothing after the lease. The whole limit of an unknown backend
+    /// first goes into [`EARLIER`].
     fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
         // Other gateways may have the share by now, and [`EARLIER`] holds other shares.
         let is_taken = ledger.begun == self.begun || self.is_over(now);

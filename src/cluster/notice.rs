@@ -1,7 +1,7 @@
 //! Notices for an operator: changes of the member's state, and signs of a wrong configuration.
 //!
-//! Each is reported once, when its cause begins; the message gives the remedy. Bounds:
-//! [`NOTICES_MAX`] notices until the caller takes them.
+//! Each is reported once; the message gives the remedy. Bounds: [`NOTICES_MAX`] until the caller
+//! takes them.
 
 use std::fmt;
 

@@ -70,7 +70,7 @@ pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
         return;
     }
     let to = ledger.gateways.entry(UNEXPLAINED.to_owned()).or_default();
-    // Earlier bounds do not include the added gateways.
+    // Bounds for the earlier beat do not include the gateways that are added now.
     to.beat = ledger.writes + 1;
     for (backend, holding) in moved.into_iter().flat_map(|entry| entry.backends) {
         let held = Amounts::each(|unit| holding.held(unit));

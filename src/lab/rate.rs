@@ -113,8 +113,8 @@ impl SystemUnderTest for Simulated {
 }
 
 impl Simulated {
-    /// The laboratory as a system. `by_group`: every class and adapter must meet the objectives
-    /// separately.
+    /// A system whose trials run in the laboratory. `by_group`: every class and adapter must meet
+    /// the objectives separately.
     pub fn new(lab: &Lab, by_group: bool) -> Self {
         let classes: Vec<_> = lab.traffic.iter().flat_map(|traffic| traffic.workload.class_configs()).collect();
         let groups = match by_group {

@@ -1,5 +1,5 @@
-//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which so simulates the driver
-//! of production. The deployment calls:
+//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which thus simulates the
+//! driver of production. The deployment calls:
 //!
 //! | function | when |
 //! |---|---|
@@ -28,8 +28,8 @@ use sluice_gateway::pool::{Admission, BackendView, Bound, PoolView, WaitingReque
 
 /// Time between two looks at the pools.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Prometheus' usual interval for the engines' metrics pages: vLLM writes the page on the thread
-/// that also serves requests.
+/// Prometheus' usual interval: vLLM writes the metrics page on the thread that also serves
+/// requests.
 pub const PAGES_INTERVAL: Duration = Duration::from_secs(15);
 const COMPARES: &str = "while an experiment compares pools";
 
@@ -42,11 +42,11 @@ pub struct Parts<'a> {
     pub admission: &'a Admission,
     /// Requests that wait now.
     pub waiting: Vec<WaitingRequest>,
-    /// The experiments in force, of operators and of the tuner.
+    /// The experiments in force.
     pub experiments: &'a Experiments,
     /// The observer of finished requests.
     pub observer: &'a Observer,
-    /// The minute of the day, UTC.
+    /// Minute of the day, UTC.
     pub minute: u16,
 }
 
@@ -64,15 +64,15 @@ pub trait Deployment {
     fn follow(&mut self, changed: bool, events: Vec<Event>);
     /// Saves the tuner's state.
     fn save(&mut self);
-    /// Begins to restart an engine. The deployment reports the result to [`restarted`].
+    /// Begins to restart an engine; the result goes to [`restarted`].
     fn restart(&mut self, engine: String, change: (EngineFlag, f64), crowded: bool);
-    /// Begins to simulate flags. The deployment reports the answer to [`answered`].
+    /// Begins to simulate flags; the answer goes to [`answered`].
     fn simulate(&mut self, question: EngineQuestion);
-    /// Begins to simulate limits. The deployment reports the answer to [`limits_answered`].
+    /// Begins to simulate limits; the answer goes to [`limits_answered`].
     fn simulate_limits(&mut self, question: LimitsQuestion);
 }
 
-/// One look at the pools and engines. Puts changed limits in force; the caller carries out the
+/// One look at the pools and engines: puts changed limits in force. The caller carries out the
 /// orders.
 #[must_use]
 pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
@@ -148,7 +148,7 @@ fn take(
     carry_out(deployment, orders);
 }
 
-/// The backends whose metrics pages are due. Each page goes to [`Tuner::note_engine`].
+/// The backends whose metrics pages are due, for [`Tuner::note_engine`].
 pub fn pages(deployment: &impl Deployment) -> Vec<(Arc<str>, BackendView)> {
     if !deployment.tuner().has_work() {
         return Vec::new();
@@ -170,7 +170,6 @@ impl Parts<'_> {
         self.others().any(|experiment| experiment.plan.arms.iter().any(|arm| arm.pool.is_some()))
     }
 
-    /// Why no engine may be restarted now.
     fn why_engines_wait(&self) -> Option<&'static str> {
         let windows = &self.config.tuner.windows;
         if !windows.is_empty() && !windows.iter().any(|window| window.contains(self.minute)) {

@@ -65,15 +65,15 @@ pub enum EventKind {
     Kept,
     /// The change was undone.
     Undone,
-    /// The change was undone without a verdict, because something else changed.
+    /// The change was undone without a verdict.
     StoodBack,
     /// An operator has put a configured limit in force again.
     Reset,
     /// The canary has served copies and is compared next.
     Compared,
-    /// The canary is better: the other engines get the change.
+    /// The other engines get the change.
     Promoted,
-    /// The tuner makes no more changes until an operator resumes it.
+    /// No more changes until an operator resumes the tuner.
     Frozen,
     /// A window of observation has ended; no values.
     Observed,
@@ -97,7 +97,7 @@ impl EventKind {
         Self::Forecast,
     ];
 
-    /// Whether operators see it, because something was done or proposed; the journal has all.
+    /// Whether operators see it; the journal has all.
     pub fn is_change(self) -> bool {
         !matches!(self, Self::Observed | Self::Forecast)
     }

@@ -1,9 +1,8 @@
-//! What must hold before a change of limits or engines is tried: an operator may have to approve
-//! it, and it may be closed for a while.
+//! Conditions of a change of limits or engines: an operator's approval, and no recent failure.
 //!
 //! [`Proposals`] holds at most one change; an approval ends with the proposal. [`Closings`] holds
-//! changes that are not tried for now. Each closing lasts twice as long as the one before, so the
-//! settings come to rest. Bounds: one closing for each change.
+//! changes that are not tried for now, each for twice as long as the last time, so the settings
+//! come to rest. Bounds: one closing for each change.
 //!
 //! The layers share no trial: limits are undone at once and judged by one window, flags by restarts
 //! and in several stages.
@@ -34,7 +33,6 @@ impl<T> Proposals<T> {
         self.0.as_ref().map(|proposed| &proposed.change)
     }
 
-    /// Replaces the proposal. Returns the event.
     pub(crate) fn propose(&mut self, now: Duration, proposal: Proposal, change: T) -> Event {
         let Proposal { key, values, why, .. } = proposal.clone();
         self.0 = Some(Proposed { proposal, change, is_approved: false });
@@ -58,7 +56,6 @@ impl<T> Proposals<T> {
         self.0 = None;
     }
 
-    /// Drops the proposal if `is` holds for its change.
     pub(crate) fn withdraw_if(&mut self, is: impl Fn(&T) -> bool) {
         self.0.take_if(|proposed| is(&proposed.change));
     }
@@ -81,7 +78,6 @@ pub(crate) struct Closing<K, W> {
 }
 
 impl<K: PartialEq, W> Closings<K, W> {
-    /// `lasts`: the first and the longest closing.
     pub(crate) fn new(lasts: (Duration, Duration)) -> Self {
         Self { all: Vec::new(), lasts }
     }
@@ -115,13 +111,12 @@ impl<K: PartialEq, W> Closings<K, W> {
         }
     }
 
-    /// Opens a change that helped. That may be chance, so the next closing is as long as it would
-    /// have been otherwise.
+    /// Opens a change that helped, perhaps by chance: the next closing is as long as it would have
+    /// been otherwise.
     pub(crate) fn reopen(&mut self, key: &K, now: Duration) {
         self.all.iter_mut().filter(|closing| closing.key == *key).for_each(|closing| closing.until = now);
     }
 
-    /// Opens all changes, because the load or the engines have changed.
     pub(crate) fn clear(&mut self) {
         self.all.clear();
     }

@@ -20,7 +20,7 @@ use crate::scaler::ScalerService;
 use crate::tuner::{TunerService, TunerState};
 use sluice_gateway::pool::Admission;
 
-/// The parts of a running gateway.
+/// The core and the services.
 #[derive(Debug)]
 pub struct App {
     /// The parts that all services share.

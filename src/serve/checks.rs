@@ -1,15 +1,14 @@
 //! Checks of a configuration before it is put in force, beyond the text.
 //!
 //! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API
-//! checks the engine alike ([`check_settings`]). So a start does not refuse a configuration that
-//! passed a moment ago. Nothing is started or bound.
+//! checks the engine alike ([`check_settings`]). Nothing is started or bound.
 //!
 //! Problems that the gateway may not meet are remarks. At a [`Purpose::Look`], the gateway's user
 //! is unknown, so a denied file or folder is a remark. If one of several gateways leads, problems
 //! of the engines are remarks at a look, and problems of `fleet.state` at a look and at a start.
 //!
-//! The checks run a program of vLLM once for each version, to list the flags. A start waits
-//! [`START_FLAGS_MAX`] for all programs together, and does not run a slow one again.
+//! A program of vLLM lists the flags once for each version. A start waits [`START_FLAGS_MAX`] for
+//! all programs together, and does not run a slow one again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -39,13 +38,12 @@ const STATE: &str = "fleet.state";
 /// The purpose of a check.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'c> {
-    /// To see whether the configuration could be used. Nothing is written.
+    /// To see whether the configuration could be used.
     Look,
-    /// To start a gateway. A running engine is adopted, whatever the configuration says. If one of
-    /// several gateways leads, engines are left to the leader: the others may have no program for
-    /// them.
+    /// To start a gateway. A running engine is adopted. If one of several gateways leads, engines
+    /// are left to the leader: the others may have no program for them.
     Start,
-    /// To replace the running configuration. Engines that do not change are left alone.
+    /// To replace the running configuration, without touching engines that do not change.
     Reload(&'c Config),
 }
 
@@ -121,8 +119,8 @@ impl Found<'_> {
     }
 
     /// Refuses a file or folder that another user controls. If it belongs to another user, root
-    /// gets a problem: root may not start the gateway on such files. Other users get a remark,
-    /// because an operator may check the files of a service's user.
+    /// gets a problem, because root may not start the gateway on such files, and other users a
+    /// remark, because an operator may check the files of a service's user.
     fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
         let kind = match untrusted.is_foreign() && own_user() != 0 {
             true => io::ErrorKind::PermissionDenied,
@@ -173,21 +171,20 @@ impl Found<'_> {
         self.errors.iter().any(|problem| problem.path() == key) || self.remarks.iter().any(remark)
     }
 
-    /// Checks the owner also without engines: the folder holds experiments, the tuner's limits and
-    /// the socket for upgrades.
+    /// The folder also holds experiments, the tuner's limits and the socket for upgrades.
     fn check_owner_of_state(&mut self) {
         if let Err(untrusted) = check_state(&self.loaded.config.fleet.state) {
             self.refuse_untrusted(STATE, &untrusted);
         }
     }
 
-    /// Whether the journal's folder can be made or written, and the files in it.
+    /// Whether the journal's folder and files can be made or written.
     fn check_state(&mut self) {
         let state = &self.loaded.config.fleet.state;
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),
-            // The start finds out whether another gateway uses the folder; the owner was checked.
+            // The start finds out whether another gateway uses the folder.
             Ok(()) | Err(JournalError::Taken { .. } | JournalError::Untrusted(_)) => Ok(()),
         });
         if let Err((path, error)) = usable {
@@ -202,7 +199,7 @@ impl Found<'_> {
         }
     }
 
-    /// Checks the flags for pods. The pods are found later.
+    /// Checks the flags for pods, which are found later.
     fn check_pods(&mut self) {
         for (index, pool) in self.loaded.config.pools.iter().enumerate() {
             let Some(pods) = &pool.kubernetes else { continue };
@@ -269,10 +266,8 @@ impl Found<'_> {
 
 /// Flag lists of programs, within the time limit of a start.
 struct FlagLists {
-    /// `None`: no time limit.
     until: Option<Instant>,
-    /// Programs that did not answer in time, with the `PATH` of the engine; one for each engine at
-    /// most.
+    /// Programs that did not answer in time, with the `PATH` of the engine.
     slow: BTreeSet<(String, Option<String>)>,
 }
 
@@ -290,7 +285,7 @@ impl FlagLists {
         }
         let checked = check_settings(&**driver, spec, &spec.settings);
         let Some(until) = self.until else { return Some(checked.await) };
-        // A list that is known already is used even after `until`.
+        // A known list is used even after `until`.
         let checked = timeout_at(until, checked).await.ok();
         if checked.is_none() {
             self.slow.extend(program);
@@ -299,7 +294,6 @@ impl FlagLists {
     }
 }
 
-/// The program that lists an engine's flags.
 fn program(target: &Target) -> Option<(String, Option<String>)> {
     let Target::Launch(launch) = target else { return None };
     let path = launch.env.get("PATH").map(|path| path.expose().to_owned());

@@ -1,7 +1,6 @@
 //! The admin port's view of a running gateway: implements [`Control`](sluice_admin::Control).
 //!
-//! Every call reads the state now: token and addresses of the configuration in force, and the
-//! pools. Calls may block, because a reload reads files.
+//! Every call reads the present state. Calls may block, because a reload reads files.
 
 use std::sync::Arc;
 

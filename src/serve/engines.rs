@@ -1,8 +1,7 @@
 //! Translates a configuration into the engines that the gateway runs, for [`sluice_fleet`].
 //!
 //! Covers backends with a `launch` or `control` table, and pods of a StatefulSet. Digests of the
-//! settings that only a restart changes show a reload, or a gateway after a crash, that an engine
-//! no longer matches the configuration.
+//! settings that only a restart changes show that an engine no longer matches the configuration.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -79,7 +78,7 @@ pub(super) fn any(config: &Config) -> bool {
 
 /// Gives a port to each launched engine that has none. A running engine keeps its port, because a
 /// reload cannot move it without losing requests. Returns whether the configuration asks for
-/// another port than a running engine has. Without `stores` nothing is written.
+/// another port. Without `stores` nothing is written.
 ///
 /// # Errors
 /// No port is free, or a requested port belongs to another running engine.

@@ -2,7 +2,6 @@
 //!
 //! A look reads metrics pages of at most [`PAGES`] engines, silent ones first and the others in
 //! turn; for the rest the last page counts. Findings are logged once when they appear and go.
-//! Bounds: the numbers of one page for each backend in rotation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,16 +19,14 @@ use sluice_gateway::telemetry::EnginePage;
 use sluice_online::findings::facts::{Facts, PageFacts};
 use sluice_online::findings::{Finding, Findings, LOOK};
 
-/// Metrics pages that one look reads.
 const PAGES: usize = 32;
-/// A page is shown as metrics up to this age. The pages of 200 engines are read in 70 s.
+/// Largest age of a shown page: the pages of 200 engines are read in 70 s.
 const SHOWN_FOR: Duration = Duration::from_mins(2);
 
 #[derive(Debug)]
 pub(crate) struct FindingsService {
     core: Arc<Core>,
     findings: parking_lot::Mutex<Findings>,
-    /// The last page of each engine, and its time.
     pages: parking_lot::Mutex<HashMap<BackendId, (Instant, PageFacts)>>,
 }
 
@@ -64,7 +61,6 @@ impl FindingsService {
         let serving: Vec<&BackendView> = backends(&view).filter(|backend| backend.in_rotation()).collect();
         self.pages.lock().retain(|id, _| serving.iter().any(|backend| backend.id == *id));
         let mut reads = JoinSet::new();
-        // The page shows whether a silent engine works.
         let is_silent = |backend: &&BackendView| backend.silent_since.is_some_and(|since| since.elapsed() >= LOOK / 2);
         let (silent, others): (Vec<_>, Vec<_>) = serving.into_iter().partition(is_silent);
         let in_turn = others.iter().cycle().skip(turn % others.len().max(1)).take(others.len());
@@ -109,7 +105,6 @@ impl FindingsService {
         Diagnosis { findings: self.all(), keys, engines, ..Diagnosis::default() }
     }
 
-    /// The engines' own pages that are younger than [`SHOWN_FOR`].
     pub(crate) fn engine_pages(&self) -> Vec<EnginePage> {
         let (view, pages) = (self.core.admission.view(), self.pages.lock());
         let page = |pool: &PoolView, backend: &BackendView| {

@@ -1,8 +1,8 @@
 //! The running gateway's side of an upgrade: lets a newer gateway take its place, and then reports
 //! the capacity that it still uses.
 //!
-//! A visitor is checked before anything changes. From the release of the deciders until the visitor
-//! accepts connections, every failure and time limit below restores the previous state.
+//! From the release of the deciders until the visitor accepts connections, every failure and time
+//! limit below restores the previous state.
 
 use std::convert::Infallible;
 use std::io;
@@ -30,14 +30,14 @@ const START_MAX: Duration = Duration::from_secs(120);
 const CONCEDED_MAX: Duration = Duration::from_secs(10);
 const WITHDRAWN_MAX: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
-/// Unchanged claims are repeated after this time.
+/// Time after which unchanged claims are repeated.
 const REPEAT: Duration = Duration::from_secs(1);
 /// Most gateways that may drain when another upgrade begins.
 const GATEWAYS_MAX: u32 = 8;
 
 #[derive(Debug, thiserror::Error)]
 enum NotHandedOver {
-    /// The visitor is not a gateway, or left before it sent a message.
+    /// The visitor is not a gateway, or left.
     #[error(transparent)]
     Nothing(io::Error),
     #[error("{0}")]
@@ -52,7 +52,7 @@ impl Running {
     /// Hands over to the gateway that asks. Returns the process id once that gateway accepts
     /// connections; then the caller must call [`Running::drain`]. `None`: this gateway goes on,
     /// because the visitor was refused or failed (the log says why), or because `stop` completed
-    /// before the new gateway was ready, which takes minutes if that one hangs.
+    /// before the new gateway was ready.
     pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream, stop: impl Future<Output = ()>) -> Option<u32> {
         let begun = Instant::now();
         match self.try_to_hand_over(door, visitor, stop).await {
@@ -102,8 +102,8 @@ impl Running {
             never = refuse_others(door, pid) => match never {},
         };
         if let Err(error) = started {
-            // Ends the start of the other process, which would otherwise take the end of the
-            // connection for the end of this process, and serve.
+            // Otherwise the other process would take the end of the connection for the end of this
+            // process, and serve.
             let withdrawn = Said::Withdrawn { why: error.to_string() };
             let _ = timeout(WITHDRAWN_MAX, send(&mut visitor, &withdrawn)).await;
             drop(visitor);

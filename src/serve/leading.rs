@@ -1,12 +1,12 @@
-//! The leader's work. Only one of several gateways leads.
+//! The work of the one gateway that leads: it runs the engines, the tuner and the saved state of
+//! experiments.
 //!
-//! The leader runs the engines, the tuner and the saved state of experiments. The others serve
-//! requests too, and treat every engine as external, judged by probes. So configuration,
-//! connections and adapters are ready when one of them takes over and reads the state in
-//! `fleet.state`.
+//! The others serve requests too, and treat every engine as external, judged by probes. So
+//! configuration, connections and adapters are ready when one of them takes over and reads the
+//! state in `fleet.state`.
 //!
 //! When a term ends unrenewed, the leader's tasks are aborted at once, as if the process had been
-//! killed: another gateway may act a tenth of the lease later. Requests are not affected.
+//! killed: another gateway may act a tenth of the lease later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ impl Leading {
         }
     }
 
-    /// As [`Leading::resign`], and waits until the store shows that this gateway does not lead.
+    /// [`Leading::resign`], and waits until the store shows that this gateway does not lead.
     /// Without the store, the others wait for the lease.
     pub(crate) async fn end(self) {
         drop(self.resign());
@@ -106,7 +106,7 @@ impl Deciders {
         Self { end, tasks }
     }
 
-    /// Aborts the tasks, because another gateway may decide now.
+    /// Aborts the tasks: another gateway may decide now.
     pub(crate) fn abort(self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
@@ -120,7 +120,6 @@ impl Deciders {
     }
 }
 
-/// Does the leader's work until this gateway resigns.
 async fn act_while_leading(app: &Arc<App>, mut resigns: watch::Receiver<bool>) {
     let lead = app.core.fleet.lead();
     loop {
@@ -166,8 +165,7 @@ async fn keep_ramps(app: &App) {
     }
 }
 
-/// Reads the saved state, and takes over the engines once the previous leader has unlocked the
-/// journal.
+/// Reads the saved state, and takes over the engines once the journal is unlocked.
 async fn begin_to_act(app: &Arc<App>) {
     let reading = Arc::clone(app);
     if let Err(error) = tokio::task::spawn_blocking(move || read_saved(&reading)).await {
@@ -221,7 +219,7 @@ async fn end_to_act(app: &Arc<App>, lead: &Lead, in_order: bool) {
     }
 }
 
-/// Ends the tuner's trials, which another gateway takes over. The limits in force stay.
+/// Ends the tuner's trials; the limits in force stay.
 fn end_trials(core: &Core) {
     core.set_acts(false);
     let view = core.admission.view();
@@ -235,7 +233,6 @@ pub(crate) fn stand_for_election(app: &Arc<App>) -> Option<Leading> {
     config.cluster.as_ref().map(|cluster| Leading::begin(app, cluster, view))
 }
 
-/// Reads experiments with their measurements, and the limits that the tuner found.
 fn read_saved(app: &App) {
     let folder = app.core.config.load().fleet.state.clone();
     experiments::restore_over(&app.core.learned.experiments, &folder);

@@ -1,8 +1,8 @@
 //! Composition: builds a running gateway from a configuration.
 //!
 //! [`start`] returns a [`Running`] gateway, which can reload and stop in order. One process may run
-//! several, as the demo and the tests do. The gateway serves while it starts the engines: requests
-//! wait in the queue of their pool.
+//! several, as the demo and the tests do. While the engines start, requests wait in the queue of
+//! their pool.
 //!
 //! A stop: `/ready` returns 503, new requests are shed, and the client socket closes. Running and
 //! waiting requests have `server.drain_timeout` to end. Then the engines stop (`fleet.on_exit`).
@@ -11,9 +11,8 @@
 //! An [`upgrade`] replaces the process without a stop: the sockets and the engines go to the next
 //! process (`hand_over.rs`).
 //!
-//! `core` has the parts that all services share. `tuner`, `pods`, `scaler`, `experiments` and
-//! `reload` are the services; `app.rs` builds them. `leading.rs` starts the services of the one
-//! gateway that leads, `start.rs` the others.
+//! `core` has the parts that all services share; `app.rs` builds the services. `leading.rs` starts
+//! the services of the one gateway that leads, `start.rs` the others.
 
 mod saved_file;
 mod certificates;

@@ -2,8 +2,8 @@
 //!
 //! `/ready` is 200 while at least one pool has a backend in rotation, or holds requests until an
 //! engine is started. One pool without a backend does not matter: replicas share engines, so all of
-//! them would leave the load balancer at once. `/ready` is 503 while a gateway with `[cluster]` may
-//! admit nothing by the ledger, and while it stands by for the leader.
+//! them would leave the load balancer at once. It is 503 while a gateway with `[cluster]` may admit
+//! nothing by the ledger, and while it stands by for the leader.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -45,8 +45,7 @@ impl LocalRoutes for ModelList {
 
     /// The cards of all backends, as the engines sent them. If the cards for a name differ, the
     /// card with the largest context limit counts, because that engine gets the long prompts.
-    /// Aliases, and declared models that no backend reports yet, get a generated card. Names that
-    /// this client may not use are left out.
+    /// Aliases, and declared models that no backend reports yet, get a generated card.
     fn models(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
         let cards = self.cards(routing, key);
         let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();

@@ -1,8 +1,7 @@
 //! A running gateway: how it stops, and how it hands decisions to another gateway.
 //!
-//! Every gateway serves requests. Of several that live at the same time, one decides about engines,
-//! limits and experiments. Bounds: `server.drain_timeout` for requests, [`TAKE_BACK_MAX`] for the
-//! journal.
+//! Of several gateways that live at the same time, one decides about engines, limits and
+//! experiments. Bounds: `server.drain_timeout` for requests, [`TAKE_BACK_MAX`] for the journal.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -23,8 +22,8 @@ use sluice_config::OnExit;
 use sluice_fleet::EngineBusy;
 use sluice_gateway::proxy::Ending;
 
-/// Longest wait for the journal's lock after a failed hand-over, while the other process ends. Then
-/// this gateway serves and keeps trying.
+/// Longest wait for the journal's lock after a failed hand-over. Then this gateway serves and keeps
+/// trying.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(5);
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -43,7 +42,6 @@ pub struct Running {
     pub(crate) deciders: Option<Deciders>,
     /// This gateway's part in the election, if a leader is elected, who has the deciders.
     pub(crate) leading: Option<Leading>,
-    /// Waits for the journal's lock, to manage engines again.
     pub(crate) taking_back: Option<JoinHandle<()>>,
     /// Duplicates of the listening sockets, with the configured addresses. While one is open, the
     /// kernel completes connections.
@@ -70,8 +68,8 @@ impl Running {
         &self.app
     }
 
-    /// Becomes unready and serves as before. Returns `server.lame_duck`, the time to go on. A
-    /// leader stays ready until another gateway leads, so that a load balancer always has one.
+    /// Becomes unready and serves as before for the returned time, `server.lame_duck`. A leader
+    /// stays ready until another gateway leads, so that a load balancer always has one.
     pub fn leave(&self) -> Duration {
         match &self.leading {
             None => self.app.core.flow.leave(),
@@ -86,8 +84,8 @@ impl Running {
         self.app.core.config.load().server.lame_duck
     }
 
-    /// Stops in order. [`Fleet::shut_down_fast`](sluice_fleet::Fleet::shut_down_fast) shortens
-    /// every wait in it. Returns the number of requests that were cut after `server.drain_timeout`.
+    /// Stops in order; [`Fleet::shut_down_fast`](sluice_fleet::Fleet::shut_down_fast) shortens
+    /// every wait. Returns the number of requests that were cut after `server.drain_timeout`.
     pub async fn stop(mut self) -> usize {
         self.app.core.flow.close();
         if let Some(cluster) = &self.cluster {

@@ -1,13 +1,12 @@
 //! Files of state in the folder of the engines' journal (`fleet.state`).
 //!
-//! A file that cannot be read is renamed and kept, and counts as empty: a gateway without saved
-//! measurements is better than none. `sluice_fleet` bounds the size.
+//! A file that cannot be read is renamed and counts as empty: a gateway without saved measurements
+//! is better than none. `sluice_fleet` bounds the size.
 
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
-/// Reads a file of the folder. The log names a file that was renamed.
 pub(crate) fn read_or_set_aside<T: DeserializeOwned + Default>(folder: &Path, name: &str) -> T {
     let read = sluice_fleet::read_state(folder, name).map_err(|error| error.to_string());
     let parsed = read.and_then(|bytes| match bytes {

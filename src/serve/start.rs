@@ -37,7 +37,7 @@ use sluice_gateway::telemetry::{ClientView, ClusterMetrics, Telemetry};
 /// Time limit of the first round of probes.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
-/// Longest wait for the adoption of engines at a takeover. Then requests wait for the engines.
+/// Longest wait for the adoption of engines at a takeover; then requests wait for the engines.
 const ADOPTION_MAX: Duration = Duration::from_secs(10);
 const ADOPTION_LOOK: Duration = Duration::from_millis(20);
 
@@ -46,7 +46,7 @@ pub async fn start(config: Config, source: Source) -> Result<Running, StartError
     start_with(config, source, Opened::default()).await
 }
 
-/// As [`start`], with open sockets, and perhaps in place of another gateway.
+/// [`start`] with open sockets, and perhaps in place of another gateway.
 pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> Result<Running, StartError> {
     let Opened { sockets, mut predecessor } = opened;
     let now = Instant::now();
@@ -139,8 +139,7 @@ async fn first_probe(app: &Arc<App>) -> Prober {
     prober
 }
 
-/// Takes the place of the previous gateway, which claims usage once this gateway has the engines
-/// and, with a ledger, a share.
+/// Takes the place of the previous gateway, which then claims usage.
 async fn take_place(
     predecessor: &mut Predecessor,
     app: &App,
@@ -326,7 +325,6 @@ mod tests {
     use super::*;
     use sluice_config::{Machine, Surroundings};
 
-    /// A gateway with one backend, where no server listens.
     async fn gateway(extra: &str) -> Running {
         let text = format!(
             "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmax_body = \"1KiB\"\n{extra}\n\
@@ -398,7 +396,6 @@ mod tests {
         gateway.stop().await;
     }
 
-    /// Answers every request with a new model.
     async fn engine_with_changing_models() -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

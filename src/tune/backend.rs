@@ -1,6 +1,6 @@
 //! Where settings are tried: the laboratory, or real engines.
 //!
-//! A backend starts a *system* with a setting. The system runs trials of the rate search, and the
+//! A backend starts a *system* with a setting; the system runs trials of the rate search, and the
 //! traffic as configured.
 
 use crate::error::TuneError;
@@ -10,7 +10,7 @@ use sluice_bench::search::{RARE, SearchGoal, SystemUnderTest};
 use sluice_bench::{RunPlan, RunResult};
 use sluice_lab::rate::goal;
 
-/// Use of the KV cache above which it is noted.
+/// Use of the KV cache above which a trial notes it.
 pub(crate) const FULL_CACHE: f64 = 0.97;
 /// Bound on the factor by which a rare group raises the number of requests.
 const MOST_STRETCH: f64 = 4.0;
@@ -44,7 +44,7 @@ pub trait Backend {
     /// Starts a system with a setting.
     ///
     /// # Errors
-    /// The backend is at fault, or the tuning makes no sense. A refused setting is not an error.
+    /// The backend is at fault, or the tuning makes no sense.
     fn start(&mut self, setting: &Setting) -> impl Future<Output = Result<Started<Self::System>, TuneError>>;
 
     /// Whether loads take real time, so that the journal keeps each.
@@ -72,7 +72,7 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     fn stress(&mut self, seed: u64) -> impl Future<Output = Result<f64, TuneError>>;
 
     /// Traces some requests with the engines' profiler, at `rate` requests per second or with the
-    /// traffic as configured. Returns a note; `None`: no engine has a profiler.
+    /// traffic as configured. Returns a note, if an engine has a profiler.
     fn profile(&mut self, _rate: Option<f64>) -> impl Future<Output = Result<Option<String>, TuneError>> {
         async { Ok(None) }
     }
@@ -80,7 +80,7 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// Whether the KV cache was full in the last trial.
     fn is_kv_full(&self) -> bool;
 
-    /// Share of the last trial's prompt tokens that the prefix caches held; `None`: unknown.
+    /// Share of the last trial's prompt tokens that the prefix caches held, if known.
     fn hit_rate(&self) -> Option<f64> {
         None
     }
@@ -89,7 +89,7 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     fn notes(&self) -> Vec<String>;
 }
 
-/// The search goal of traffic, with enough requests for the rarest group.
+/// The search goal for this traffic. A rare class or adapter raises the number of requests.
 pub(crate) fn search_goal(
     traffic: &[RunPlan],
     attainment: f64,

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A side is a key if the space has a dimension of that name. A condition on a key that is left
-//! alone has no result ([`Condition::holds`] is `None`), because only vLLM knows the default.
+//! alone has no result: only vLLM knows the default.
 
 use crate::error::TuneError;
 use crate::setting::Setting;

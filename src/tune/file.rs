@@ -31,11 +31,10 @@
 //! "vllm.enforce-eager" = true
 //! ```
 //!
-//! The objective "rate" is the highest rate at which the objectives of the classes hold. A measure
-//! is optimised with the traffic as configured, over several seeds; in percentiles, requests
-//! without a complete response are infinitely slow. Without `config` and `gateway` only the engines
-//! are tuned. With `--real` the engines are the configured backends that have `launch`, and
-//! `[[engine]]` is not used. Unknown keys are errors.
+//! A measure is optimised with the traffic as configured, over several seeds; in percentiles,
+//! requests without a complete response are infinitely slow. Without `config` and `gateway` only
+//! the engines are tuned. With `--real` the engines are the configured backends that have `launch`,
+//! and `[[engine]]` is not used.
 
 use std::path::Path;
 
@@ -82,8 +81,7 @@ pub struct TuneTable {
     pub repeats: usize,
     /// A smaller gain counts as none, per cent.
     pub margin: f64,
-    /// Whether every setting is measured in full, even a certainly worse one: for a table of
-    /// experiments.
+    /// Whether every setting is measured in full, even a certainly worse one.
     pub complete: bool,
     /// Conditions between dimensions.
     pub constraints: Vec<String>,
@@ -134,7 +132,7 @@ pub struct MemoryTable {
 pub struct DimensionTable {
     /// The key.
     pub key: String,
-    /// The values. The text "default" leaves the key alone.
+    /// The values; the text "default" leaves the key alone.
     #[serde(default)]
     pub values: Vec<ArgValue>,
     /// The first value of a range.
@@ -183,7 +181,7 @@ impl TuneFile {
         Self::parse(&text, &name, path.parent().unwrap_or(Path::new(".")))
     }
 
-    /// Reads the text of a file called `name`. Paths are relative to `folder`.
+    /// Reads the text of a file called `name`, with paths relative to `folder`.
     pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, TuneError> {
         let wrong = |reason: String| TuneError::File { path: name.to_owned(), reason };
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| wrong(error.to_string()))?;

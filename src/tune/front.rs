@@ -2,12 +2,12 @@
 //!
 //! A trial *dominates* another if it is at least as good in both measures and better in one. The
 //! *front* holds the trials that none dominates. [`Weight::score`] combines a pair into one number
-//! (augmented Chebyshev; Knowles 2006, ParEGO). Over all weights it finds every member of a front.
+//! (augmented Chebyshev; Knowles 2006, ParEGO), which over all weights finds every member of a
+//! front.
 
 use crate::goal::{Goal, score_of};
 use crate::trial::{Outcome, Trial};
 
-/// Scores of both measures; more is better.
 pub(crate) type Pair = [f64; 2];
 
 /// Prefers, among settings that are best in one measure, the one that is less far off in the other.
@@ -52,13 +52,12 @@ pub(crate) struct Weight {
 }
 
 impl Weight {
-    /// A weight for these pairs. `share` is from 0 to 1; `None` without pairs.
+    /// A weight for these pairs; `share` is from 0 to 1.
     pub(crate) fn new(share: f64, pairs: impl Iterator<Item = Pair>) -> Option<Self> {
         let best = pairs.reduce(|one, other| [one[0].max(other[0]), one[1].max(other[1])])?;
         Some(Self { share, best })
     }
 
-    /// A pair as one score; more is better.
     pub(crate) fn score(&self, pair: Pair) -> f64 {
         let [own, other] = [self.share * (self.best[0] - pair[0]), (1.0 - self.share) * (self.best[1] - pair[1])];
         -own.max(other) - AUGMENT * (own + other)

@@ -2,11 +2,10 @@
 //!
 //! The first line names file, method and seed. A search repeats the same trials when it gets the
 //! same outcomes, so a killed tuning begins again with the outcomes of the journal; only work in
-//! progress is lost. With real engines each load of a rate search has a line, before the line of
-//! the trial. Loads after the last trial belong to the trial under way, which continues from there.
+//! progress is lost. With real engines each load of a rate search has a line; loads after the last
+//! trial belong to the trial under way, which continues from there.
 //!
-//! A last line without an end is cut off, and so is a line that cannot be written: a full disk
-//! leaves whole lines.
+//! A torn last line is cut off: a full disk leaves whole lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
@@ -21,7 +20,7 @@ use crate::trial::Trial;
 use sluice_bench::search::TrialRecord;
 use sluice_config::owner::check_named_file;
 
-/// Version of the lines' format; other versions are refused.
+/// Version of the format; others are refused.
 const FORM: u32 = 2;
 
 /// The tuning that a journal belongs to.
@@ -57,7 +56,7 @@ pub struct Journal<F = File> {
     path: PathBuf,
     file: F,
     length: u64,
-    /// Loads of the trial that was under way when the tuning ended.
+    /// Loads of the trial that was under way.
     loads: Vec<LoadLine>,
 }
 
@@ -120,7 +119,6 @@ impl Journal {
     }
 }
 
-/// The trials and trailing loads, or why the journal cannot be used.
 fn read(text: &str, header: &Header) -> Result<(Vec<Trial>, Vec<LoadLine>), String> {
     let mut lines = text.lines();
     let Some(first) = lines.next() else { return Ok(Default::default()) };
@@ -170,7 +168,7 @@ impl<F: Storage> Journal<F> {
     /// Adds a trial.
     ///
     /// # Errors
-    /// It cannot be written. The journal keeps its content.
+    /// It cannot be written; the journal keeps its content.
     pub fn append(&mut self, trial: &Trial) -> Result<(), TuneError> {
         self.write(trial)
     }
@@ -178,7 +176,7 @@ impl<F: Storage> Journal<F> {
     /// Adds a load of a rate search.
     ///
     /// # Errors
-    /// It cannot be written. The journal keeps its content.
+    /// It cannot be written; the journal keeps its content.
     pub(crate) fn append_load(&mut self, load: &LoadLine) -> Result<(), TuneError> {
         self.write(load)
     }
@@ -196,7 +194,7 @@ impl<F: Storage> Journal<F> {
         let encoded = serde_json::to_string(line).map_err(|error| self.failed(error.into()))? + "\n";
         let written = self.file.write_all(encoded.as_bytes()).and_then(|()| self.file.sync());
         if let Err(source) = written {
-            // If this fails too, the next start cuts the torn line off.
+            // The next start cuts the torn line off, too.
             let _ = self.file.truncate(self.length);
             return Err(self.failed(source));
         }

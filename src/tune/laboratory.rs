@@ -31,7 +31,7 @@ pub struct Laboratory {
     scenario: Scenario,
     measures: Vec<Measure>,
     compiled: BTreeSet<String>,
-    /// The setting of the running engines. Changes of the gateway's keys need no start.
+    /// The setting of the running engines, without the gateway's keys.
     running: Option<Setting>,
 }
 
@@ -52,7 +52,7 @@ impl Laboratory {
         Ok(lab)
     }
 
-    /// Seconds of the slowest engine's start, because engines start in parallel.
+    /// Engines start in parallel: the slowest counts.
     fn start_seconds(&mut self, lab: &Lab, setting: &Setting) -> f64 {
         let compiled: String = setting
             .iter()

@@ -1,9 +1,8 @@
 //! Conclusions from an engine's refusal of one setting about other settings.
 //!
 //! If the KV cache is too small for one request of `max-model-len`, vLLM reports the largest length
-//! that fits. With no more memory for the cache, it refuses every longer one too, so such settings
-//! are not started. Keys of the gateway do not matter. A setting without `max-model-len` is
-//! started: the model's length is unknown here.
+//! that fits, so longer ones are not started with the same memory or less. Keys of the gateway do
+//! not matter. A setting without `max-model-len` is started: the model's length is unknown here.
 
 use crate::setting::{Setting, name};
 use crate::trial::{Outcome, Trial};
@@ -16,14 +15,13 @@ const LENGTH: &str = "max-model-len";
 /// The flag that gives the KV cache more memory.
 const SHARE: &str = "gpu-memory-utilization";
 
-/// Why a setting would not start, by an earlier trial.
 pub(crate) fn refusal(trials: &[Trial], setting: &Setting) -> Option<String> {
     trials.iter().find_map(|trial| {
         let Outcome::Refused { reason, foreseen: false } = &trial.outcome else { return None };
         let most = Diagnosis::plain(FailureClass::KvTooSmall, Some(reason.clone())).suggestion?.value;
         let wanted = value(setting, LENGTH).filter(|wanted| *wanted > most as f64)?;
         let same = others(setting) == others(&trial.setting);
-        // A share that is not given is about 0.9, but not known to be less than another one.
+        // An absent share is about 0.9, but not known to be less than another one.
         let no_more = match (value(setting, SHARE), value(&trial.setting, SHARE)) {
             (Some(one), Some(other)) => one <= other,
             (one, other) => one == other,

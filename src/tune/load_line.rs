@@ -15,7 +15,6 @@ pub(crate) struct LoadLine {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
-    /// The setting, by [`identity`](crate::setting::identity).
     pub(crate) of: Value,
     pub(crate) record: TrialRecord,
 }

@@ -44,7 +44,6 @@ impl Bisection {
         Ok(Self { failed: shares.len(), held: None, shares })
     }
 
-    /// The next share to try; `None` when all are decided.
     pub(crate) fn next(&self) -> Option<f64> {
         let low = self.held.map_or(0, |held| held + 1);
         let at = if self.failed == self.shares.len() { self.failed - 1 } else { (low + self.failed) / 2 };
@@ -61,7 +60,7 @@ impl Bisection {
     }
 }
 
-/// The setting with most sequences, then most tokens in a step, and so on, needs most memory.
+/// The setting that needs most memory: most sequences, then most tokens in a step, and so on.
 pub(crate) fn hungriest(settings: &[Setting]) -> Setting {
     let need = |setting: &Setting| HUNGRY.map(|key| setting.get(key).and_then(ArgValue::number).unwrap_or(0.0));
     let larger =

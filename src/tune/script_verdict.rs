@@ -3,7 +3,7 @@
 //! The script sends 1,000 requests at once; if their P99 of E2EL is within the bound, this is the
 //! result. Otherwise it sends 100 requests at the integer rate above the measured throughput, then
 //! at each lower integer rate, until P99 is within the bound. The value is the throughput of that
-//! run: requests over the time until the last one ends.
+//! run.
 
 use crate::backend::System;
 use crate::error::TuneError;
@@ -14,9 +14,9 @@ use sluice_core::stats::{Estimate, percentile};
 
 const AT_ONCE: usize = 1000;
 const AT_A_RATE: usize = 100;
-/// The script waits so many seconds between runs, after it emptied the prefix cache.
+/// Seconds that the script waits between runs, after it emptied the prefix cache.
 const PAUSE: f64 = 5.0;
-/// The script waits so many seconds after each setting.
+/// Seconds that the script waits after each setting.
 const STOP: f64 = 10.0;
 
 struct Report {

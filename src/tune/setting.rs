@@ -2,7 +2,7 @@
 //!
 //! Keys are as in `sluice lab run --sweep`: `vllm.FLAG` for a flag of all engines,
 //! `vllm@BACKEND.FLAG` for one engine, anything else for a key of the gateway. The empty setting is
-//! the untuned default. A change costs a restart, or nothing ([`RestartCost`]).
+//! the untuned default.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use sluice_lab::sweep::{self, flag_of};
 /// Keys and values; empty for the defaults.
 pub type Setting = BTreeMap<String, ArgValue>;
 
-/// The cost of changing a key, ascending. Costly dimensions vary less often.
+/// The cost of changing a key, ascending; costly dimensions vary less often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartCost {
     /// A key of the gateway: a reload.
@@ -50,8 +50,7 @@ pub fn variant(setting: &Setting) -> Result<Variant, LabError> {
     Ok(variant)
 }
 
-/// The vLLM flags of a setting, as `vllm serve` takes them: for all engines, then for single
-/// backends.
+/// The vLLM flags of a setting, for all engines, then for single backends.
 pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
     let mut flags: Vec<(Option<String>, String)> = setting
         .iter()
@@ -70,7 +69,7 @@ pub fn identity(setting: &Setting) -> serde_json::Value {
 }
 
 /// The name of a setting in tables: `max-num-seqs=128 pool.all.policy=least_work`, or `defaults`.
-/// Keys of the gateway are complete, because pools have equal keys.
+/// Pools have equal keys, so keys of the gateway are complete.
 pub fn name(setting: &Setting) -> String {
     if setting.is_empty() {
         return "defaults".to_owned();

@@ -1,11 +1,10 @@
 //! The settings that a tuning may try: dimensions with values, and conditions.
 //!
-//! A dimension has a key and values in a meaningful order: neighbours are alike. It is a list, or a
-//! range with a step or a factor. The value `default` leaves the key alone, and so does a dimension
-//! whose condition `when` does not hold. A setting is in the space if it breaks no constraint; a
-//! constraint on a key that is left alone does not apply. The defaults are the first setting.
+//! A dimension has values in a meaningful order: neighbours are alike. The value `default` leaves
+//! the key alone, and so does a dimension whose condition `when` does not hold. A setting is in the
+//! space if it breaks no constraint; a constraint on a key that is left alone does not apply.
 //!
-//! Bounds: [`MAX_SETTINGS`] settings, [`MAX_VALUES`] values of a dimension.
+//! Bounds: [`MAX_SETTINGS`], [`MAX_VALUES`].
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -73,7 +72,7 @@ impl Dimension {
         Ok(Self { key: table.key.clone(), values, cost: RestartCost::of(&table.key), when })
     }
 
-    /// Whether all values are numbers, or the default, and so have an order.
+    /// Whether all values are numbers, or the default.
     fn is_ordered(&self) -> bool {
         self.values.iter().flatten().all(|value| value.number().is_some())
     }
@@ -181,8 +180,7 @@ impl Space {
         order
     }
 
-    /// Such an order with the best of `scores` as early as possible. Equals stay in the order of
-    /// `order`.
+    /// [`order`](Self::order) with the best of `scores` as early as possible; equals stay.
     pub fn best_first(&self, settings: &[Setting], order: &[usize], scores: &[f64]) -> Vec<usize> {
         // Best score and first place of each group of settings with the same costly values.
         let mut groups: BTreeMap<(RestartCost, String), (f64, usize)> = BTreeMap::new();
@@ -203,7 +201,6 @@ impl Space {
         keyed.into_iter().map(|(_, at)| at).collect()
     }
 
-    /// The values of the dimensions with at least this cost.
     fn costly(&self, setting: &Setting, cost: RestartCost) -> String {
         let costly = self.dimensions.iter().filter(|dimension| dimension.cost >= cost);
         costly.map(|dimension| setting.get(&dimension.key).map_or("-".to_owned(), ToString::to_string) + " ").collect()
@@ -230,8 +227,7 @@ impl Space {
 }
 
 impl Dimension {
-    /// The setting with each value of the dimension, or unchanged where the dimension does not
-    /// apply.
+    /// The setting with each value of the dimension, or unchanged where it does not apply.
     fn extended<'a>(&'a self, setting: &'a Setting) -> impl Iterator<Item = Setting> + 'a {
         let applies = self.when.as_ref().is_none_or(|when| when.holds(setting) == Some(true));
         let values: &[Option<ArgValue>] = if applies { &self.values } else { &[None] };

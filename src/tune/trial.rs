@@ -11,10 +11,9 @@ use sluice_core::stats::Estimate;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
-    /// Compared with the best value so far, and ended once it cannot win. `None`: there is no best
-    /// yet.
+    /// Compared with the best value so far, if any, and ended once it cannot win.
     Race(Option<f64>),
-    /// With loads that no earlier trial had, and verified: the reported values.
+    /// With new loads, and verified: the reported values.
     Confirm,
     /// Roughly, by simulation, before any engine starts.
     Predict,
@@ -39,7 +38,7 @@ pub struct Certified {
     pub requests: usize,
 }
 
-/// The ratio of [`Outcome::Unmet`] for requests that do not complete. JSON has no infinity, and a
+/// The ratio of [`Outcome::Unmet`] for requests that do not complete: JSON has no infinity, and a
 /// percentile between infinite values is NaN.
 pub const NEVER: f64 = 1e9;
 /// A larger ratio is a percentile between incomplete and measured requests.
@@ -72,7 +71,7 @@ pub enum Outcome {
         /// The ratio to the bound: 1.2 is 20 % above it.
         ratio: f64,
     },
-    /// Too many requests have no complete response: an optimised percentile falls on one of them.
+    /// Too many requests have no complete response: an optimised percentile falls on one.
     Lossy {
         /// The percentile.
         measure: String,
@@ -130,7 +129,7 @@ pub struct Trial {
     pub notes: Vec<String>,
 }
 
-/// JSON has no NaN and writes null.
+/// JSON writes NaN as null.
 fn with_unknown<'de, D: Deserializer<'de>>(values: D) -> Result<Vec<f64>, D::Error> {
     let values = Vec::<Option<f64>>::deserialize(values)?;
     Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())

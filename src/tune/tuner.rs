@@ -1,8 +1,7 @@
 //! A tuning: predictions, the trials of a search, then the winner against the default.
 //!
 //! With [`Plan::prior`] every setting is first tried roughly in the laboratory, without engine
-//! time. Predictions decide only the order of the trials; the report shows them next to measured
-//! values.
+//! time; predictions decide only the order of the trials.
 //!
 //! The best of many noisy values is too good by chance. So winner and default are measured again
 //! with new loads, and only this is reported: a certified rate for each, and the change with an
@@ -197,7 +196,6 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(bisection.found())
     }
 
-    /// Runs a trial, or takes it from the journal.
     async fn try_out(&mut self, ask: &Ask) -> Result<(), TuneError> {
         (self.on_progress)(Progress::Begins(&ask.setting, ask.effort));
         let trial = match self.replayed(ask)? {
@@ -250,7 +248,6 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         }
     }
 
-    /// Tries settings roughly in the laboratory, with separate loads.
     async fn predict(&mut self, settings: &[Setting]) -> Result<Vec<Trial>, TuneError> {
         let Some(scenario) = &self.plan.prior else { return Ok(Vec::new()) };
         let goal =
@@ -277,7 +274,6 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(predicted)
     }
 
-    /// Measures the members of the front and the default again.
     async fn confirm_front(&mut self) -> Result<Confirmed, TuneError> {
         let goal = &self.plan.goal;
         let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
@@ -363,7 +359,7 @@ fn range(trial: &Trial) -> Option<Estimate> {
     }
 }
 
-/// Whether a trial of the journal is the requested one. JSON may change the last bit of numbers.
+/// Whether a trial of the journal is the requested one; JSON may change the last bit of numbers.
 fn is_same(trial: &Trial, ask: &Ask) -> bool {
     let close = |one: f64, other: f64| (one - other).abs() <= 1e-9 * one.abs().max(1.0);
     let effort = match (trial.effort, ask.effort) {

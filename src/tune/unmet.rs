@@ -1,23 +1,22 @@
 //! The outcome of a system that misses objectives at every rate: the objective missed by most, and
 //! by how much.
 //!
-//! It is read from the last run, which had the lowest load, so the rate is not to blame. Requests
-//! cut off by the end of a trial do not count; failed ones miss by [`NEVER`].
+//! It is read from the last run, which had the lowest load. Requests cut off by the end of a trial
+//! do not count; failed ones miss by [`NEVER`].
 
 use crate::trial::{NEVER, Outcome};
 use sluice_bench::{Outcome as Ended, Record, RunResult};
 use sluice_core::stats::percentile;
 
-/// The outcome after the run `last`. `group`: the requests that decided; empty if all are one
-/// group.
+/// The outcome after the run `last`. `group`: the requests that decided; empty: all.
 pub(crate) fn unmet(last: Option<&RunResult>, group: String, attainment: f64) -> Outcome {
     let (class, objective, ratio) =
         last.and_then(|result| binding(result, attainment)).unwrap_or((String::new(), "E2EL", NEVER));
     Outcome::Unmet { group: if group.is_empty() { class } else { group }, objective: objective.to_owned(), ratio }
 }
 
-/// The class and the objective missed by most, and the measured quantile over the bound. Unfinished
-/// requests do not count; `None` if the others miss nothing, so that the unfinished ones decided.
+/// The class and the objective missed by most, and the measured quantile over the bound. `None`:
+/// the unfinished requests decided.
 fn binding(result: &RunResult, attainment: f64) -> Option<(String, &'static str, f64)> {
     let is_unfinished = |record: &Record| record.outcome == Ended::Unfinished;
     let mut worst: Option<(String, &'static str, f64)> = None;
@@ -74,7 +73,6 @@ mod tests {
             // An unfinished request does not count, unless the others miss nothing.
             result.requests.push(Record { outcome: Ended::Unfinished, ..Record::default() });
             prop_assert_eq!(binding(&result, 1.0).map(|found| found.2), (ratio > 1.0).then_some(ratio));
-            // A failed request misses by more than any other.
             result.requests[0].outcome = Ended::Failed("status 503".into());
             prop_assert_eq!(binding(&result, 1.0).unwrap().2, NEVER);
         }

@@ -1,10 +1,9 @@
 //! The verdict about one setting, as thorough as asked.
 //!
-//! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`): warm-up,
-//! a horizon of many times the longest bound, overdue requests as misses, early ends, a bracket
-//! from saturation. A race ends as soon as the rate is not above the best so far: by the throughput
-//! at saturation, or by one failed trial at the best rate. The margin is not asked for: the noise
-//! of a race would come on top of it.
+//! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`). A race
+//! ends as soon as the rate is not above the best so far: by the throughput at saturation, or by
+//! one failed trial at the best rate. It does not ask for the margin, which would add to the noise
+//! of a race.
 //!
 //! A measure is compared in pairs of runs with the same seed. A race ends when the interval of the
 //! pairs' mean log ratio lies on the worse side of zero, Bonferroni-corrected for all [`LOOKS`]. In
@@ -38,9 +37,9 @@ const PREDICT_TRIALS: usize = 12;
 /// Tolerance of a confirmation's rate search (90 %).
 const FINE: f64 = 0.025;
 const CONFIRM_TRIALS: usize = 60;
-/// Distance of the seeds of proofs from the seeds of the confirmation's search.
+/// Distance of the seeds of proofs from the confirmation's search.
 const PROOF_SEEDS: u64 = 1 << 20;
-/// Distance of the seeds of confirmations from the seeds of the search.
+/// Distance of the seeds of confirmations from the search.
 pub(crate) const HOLDOUT: u64 = 1 << 24;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -293,7 +292,7 @@ fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
         .any(|[one, two]| is_worse(&own, one, goal.sense(), looks) && is_worse(&other, two, against.sense(), looks))
 }
 
-/// Whether pairs of runs show that the values are worse. The confidence holds for `looks` such
+/// Whether pairs of runs show that the values are worse, with a confidence for `looks` such
 /// questions together.
 fn is_worse(values: &[f64], best: &[f64], sense: Sense, looks: usize) -> bool {
     let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(looks, CONFIDENCE));

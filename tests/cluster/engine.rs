@@ -30,7 +30,6 @@ pub(crate) struct Engine {
     peak: AtomicI64,
 }
 
-/// One running request.
 struct Running(Arc<Engine>);
 
 impl Drop for Running {
@@ -76,7 +75,6 @@ impl Engine {
         self.running.load(SeqCst)
     }
 
-    /// The maximum of concurrent requests since the last call.
     pub(crate) fn peak(&self) -> i64 {
         self.peak.swap(self.running(), SeqCst)
     }

@@ -31,7 +31,6 @@ use crate::ports::free_port;
 
 const LEDGER: &str = "sluice-ledger";
 
-/// How the store in this process treats a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Mood {
     #[default]
@@ -61,7 +60,6 @@ impl State {
     }
 }
 
-/// The store in this process.
 #[derive(Debug)]
 pub(crate) struct Fake {
     pub(crate) url: String,
@@ -92,12 +90,10 @@ impl Fake {
         self.state.lock().mood = mood;
     }
 
-    /// The value of the ledger.
     pub(crate) fn value(&self) -> Option<Value> {
         self.value_of(LEDGER)
     }
 
-    /// The value of a key.
     pub(crate) fn value_of(&self, key: &str) -> Option<Value> {
         let state = self.state.lock();
         serde_json::from_slice(&state.values.get(&STANDARD.encode(key))?.0).ok()
@@ -158,7 +154,6 @@ fn txn(state: &mut State, body: &Value) -> Value {
     answer
 }
 
-/// A real etcd, as a process.
 pub(crate) struct Real {
     pub(crate) url: String,
     peer: String,
@@ -197,7 +192,6 @@ impl Real {
         }
     }
 
-    /// The value of a key.
     pub(crate) async fn value_of(&self, key: &str) -> Option<Value> {
         let body = json!({ "key": STANDARD.encode(key) }).to_string();
         let request = format!(

@@ -1,13 +1,12 @@
 //! Mistakes of an operator and faults of a store, each with the gateway's reaction.
 //!
-//! Each test starts one or two gateways in front of one engine. It checks the gateway's log and its
-//! standing, and that the engine never runs more requests than its limit.
+//! Each test starts one or two gateways in front of one engine, and checks that the engine never
+//! runs more requests than its limit.
 
 use serde_json::json;
 
 use super::*;
 
-/// One gateway in front of one engine, and the store.
 async fn one(mode: &str, more: &str) -> (Fake, Arc<Engine>, Gateway) {
     let (store, engine) = (Fake::start().await, Engine::start().await);
     let gateway = start(&store, &engine, "one", mode, more).await;

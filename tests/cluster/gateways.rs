@@ -1,7 +1,7 @@
 //! Gateways as processes, and clients that always have requests open at each of them.
 //!
-//! A gateway is `sluice serve` with a generated configuration in its own folder, which also keeps
-//! its log. Every wait for a condition ends with an error after [`TIMEOUT`].
+//! A gateway is `sluice serve` with a generated configuration and the log in its own folder. Every
+//! wait ends with an error after [`TIMEOUT`].
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,6 @@ use crate::engine::Engine;
 use crate::ports::free_port;
 use crate::serve::{self, serve};
 
-/// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -36,7 +35,6 @@ pub(crate) struct Gateway {
     child: Option<Child>,
 }
 
-/// Settings that all gateways of a test share.
 pub(crate) struct Setup<'s> {
     pub(crate) store: &'s str,
     pub(crate) mode: &'s str,
@@ -46,7 +44,6 @@ pub(crate) struct Setup<'s> {
     pub(crate) leader: Leader<'s>,
 }
 
-/// Settings for the election of a leader.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Leader<'s> {
     /// Further lines of `[cluster]`.
@@ -88,7 +85,6 @@ impl Gateway {
         gateway
     }
 
-    /// Starts the process and waits until its admin port answers.
     pub(crate) async fn run(&mut self, arguments: &[&str]) {
         let before = self.child.replace(serve(self.folder.path(), arguments).unwrap());
         if let Some(mut before) = before {
@@ -105,7 +101,6 @@ impl Gateway {
         self.admin.get("/admin/status").await.ok()
     }
 
-    /// The slots that this gateway may use on the first engine.
     pub(crate) async fn share(&self) -> u64 {
         let status = self.status().await.expect("it answers");
         status.pools[0].backends[0].share.get("slots").copied().unwrap_or(0)
@@ -115,7 +110,6 @@ impl Gateway {
         self.status().await.and_then(|status| status.cluster).map(|cluster| cluster.standing).unwrap_or_default()
     }
 
-    /// Whether `/ready` answers with 200.
     pub(crate) async fn is_ready(&self) -> bool {
         let request = "GET /ready HTTP/1.1\r\nhost: g\r\nconnection: close\r\n\r\n";
         exchange(self.port, request).await.is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
@@ -138,12 +132,10 @@ impl Gateway {
         self.child.as_ref().and_then(Child::id).expect("it runs")
     }
 
-    /// The answer of the admin port to a POST.
     pub(crate) async fn post(&self, path: &str) -> String {
         self.post_json(path, "").await
     }
 
-    /// The answer of the admin port to a POST with a body.
     pub(crate) async fn post_json(&self, path: &str, body: &str) -> String {
         let length = body.len();
         let request = format!(
@@ -152,7 +144,6 @@ impl Gateway {
         exchange(self.admin_port, &request).await.unwrap_or_default()
     }
 
-    /// Waits until the gateway has ended after a signal, with status 0.
     pub(crate) async fn ended(&mut self) {
         let mut child = self.child.take().expect("it runs");
         let status = timeout(TIMEOUT, child.wait()).await.expect("it stops").unwrap();
@@ -163,7 +154,6 @@ impl Gateway {
         self.child.take().expect("it runs").kill().await.unwrap();
     }
 
-    /// Sends SIGTERM and waits until the gateway has ended.
     pub(crate) async fn stop(&mut self) {
         self.signal(Signal::SIGTERM);
         self.ended().await;
@@ -182,8 +172,8 @@ pub(crate) async fn exchange(port: u16, request: &str) -> Option<String> {
     timeout(TIMEOUT, talk).await.ok()?
 }
 
-/// Sends one streamed request with `n` sequences of `tokens` tokens. Returns whether the whole
-/// answer came.
+/// Whether the whole answer to one streamed request with `sequences` sequences of `tokens` tokens
+/// came.
 pub(crate) async fn complete(port: u16, sequences: u32, tokens: u64) -> bool {
     let body = format!(r#"{{"model":"m","prompt":"a","stream":true,"max_tokens":{tokens},"n":{sequences}}}"#);
     let length = body.len();
@@ -194,8 +184,7 @@ pub(crate) async fn complete(port: u16, sequences: u32, tokens: u64) -> bool {
     exchange(port, &request).await.is_some_and(|answer| answer.contains("[DONE]"))
 }
 
-/// Clients that each always have one request open at a gateway; a request takes half a second to
-/// three seconds.
+/// Clients that each always have one request open; a request takes half a second to three seconds.
 pub(crate) struct Load {
     clients: JoinSet<()>,
     served: Arc<AtomicU64>,
@@ -227,7 +216,6 @@ impl Load {
         Self { clients: all, served, paused }
     }
 
-    /// Stops new requests (`true`) or allows them again (`false`).
     pub(crate) fn pause(&self, paused: bool) {
         self.paused.store(paused, Relaxed);
     }

@@ -3,7 +3,7 @@
 //!
 //! The clients behave like a load balancer with health checks: a new request goes to a gateway
 //! whose `/ready` is 200, and to another gateway if no byte of an answer has come. Only a stream
-//! that the killed gateway had begun cannot be saved by another gateway.
+//! that the killed gateway had begun is lost.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,6 @@ pub(super) struct Trio {
 }
 
 impl Trio {
-    /// Starts three gateways and waits until each has a share and one leads.
     pub(super) async fn start(leader: &str, state: Option<&Path>, tables: &str) -> Self {
         Self::on(Store::Fake(Fake::start().await), leader, state, tables).await
     }
@@ -54,7 +53,7 @@ impl Trio {
         trio
     }
 
-    /// Waits until exactly one gateway leads; returns its index.
+    /// Returns the index of the leader.
     pub(super) async fn until_one_leads(&self) -> usize {
         let begun = Instant::now();
         loop {
@@ -138,12 +137,10 @@ pub(super) async fn stream(port: u16, model: &str, tokens: u64) -> Ended {
     }
 }
 
-/// Counts of requests by their end.
 #[derive(Debug, Default)]
 struct Counts {
     whole: AtomicU64,
     cut: AtomicU64,
-    /// Requests sent again to another gateway.
     again: AtomicU64,
     lost: AtomicU64,
 }

@@ -51,13 +51,11 @@ impl Store {
         }
     }
 
-    /// The store in this process.
     fn fake(&self) -> &Fake {
         let Self::Fake(fake) = self else { panic!("it is a real etcd") };
         fake
     }
 
-    /// The value of a key.
     async fn value_of(&self, key: &str) -> Option<serde_json::Value> {
         match self {
             Self::Fake(fake) => fake.value_of(key),
@@ -80,7 +78,6 @@ impl Store {
     }
 }
 
-/// Three gateways in front of two engines.
 struct World {
     mode: &'static str,
     store: Store,
@@ -123,7 +120,6 @@ impl World {
         self.engines.iter().map(|engine| engine.running()).collect()
     }
 
-    /// Checks that no engine has run more than `most` requests at once since the last call.
     fn check(&self, what: &str, most: i64) {
         let peaks: Vec<i64> = self.engines.iter().map(|engine| engine.peak()).collect();
         eprintln!("{}: {what}: peaks {peaks:?} of {SLOTS}", self.mode);
@@ -167,7 +163,6 @@ impl World {
         begun.elapsed()
     }
 
-    /// The mean unused share of the limits during `time`.
     async fn unused(&self, time: Duration) -> f64 {
         let (begun, mut sum, mut looks) = (Instant::now(), 0.0, 0.0);
         while begun.elapsed() < time {

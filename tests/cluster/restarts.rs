@@ -40,7 +40,6 @@ impl Drop for Folder {
     }
 }
 
-/// A pool of two engines that the gateway with this configuration runs.
 fn launched(folder: &Path, ports: [u16; 2]) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rolling/engine.sh");
     pool_of([0, 1].map(|at| {
@@ -88,7 +87,6 @@ async fn until_used(gateways: &[Gateway]) {
     }
 }
 
-/// Requests a restart by the gateway that leads.
 async fn restart(leader: &Gateway, engine: &str) {
     let serves = format!("engine backend=q/{engine} step=\"serve\"");
     leader.until("it serves", async |gateway| gateway.log().contains(&serves)).await;
@@ -198,7 +196,6 @@ async fn an_upgrade_of_the_gateway_that_runs_the_engines_closes_none_of_them_for
     assert!(!closed.load(Relaxed), "{}\n{}", runs.log(), others.log());
 }
 
-/// The log line at the end of a change.
 fn done(engine: &str) -> String {
     format!("change ended backend=q/{engine} change=")
 }

@@ -1,9 +1,8 @@
 //! Ports for servers that tests start as processes; no port is returned twice.
 //!
-//! The operating system may give any free ephemeral port to an outgoing connection. The ports
-//! returned here lie below the ephemeral range. Each refuses a connection before it is returned,
-//! and a lock file per port keeps concurrent test programs from choosing the same port while this
-//! process lives.
+//! The operating system may give any free ephemeral port to an outgoing connection, so these lie
+//! below the ephemeral range. A lock file per port keeps concurrent test programs from choosing the
+//! same port.
 
 use parking_lot::Mutex;
 use std::fs::File;
@@ -18,7 +17,6 @@ const PORTS: std::ops::Range<u16> = 12_000..32_000;
 static LOCKS: Mutex<Vec<File>> = Mutex::new(Vec::new());
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
-/// A port of 127.0.0.1 that no process listens on.
 pub(crate) fn free_port() -> u16 {
     let folder = std::env::temp_dir().join("sluice-test-ports");
     std::fs::create_dir_all(&folder).unwrap();

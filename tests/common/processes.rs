@@ -12,14 +12,13 @@ pub(crate) fn has(pid: i32, is: impl Fn(&[u8]) -> bool) -> bool {
     environ.split(|byte| *byte == 0).any(is)
 }
 
-/// The processes for which [`has`] holds.
 pub(crate) fn with(is: impl Fn(&[u8]) -> bool) -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").expect("/proc is mounted").flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid| has(*pid, &is)).collect()
 }
 
-/// Kills the processes for which [`has`] holds, so that a failed test leaves none behind.
+/// A failed test leaves none behind.
 pub(crate) fn kill_with(is: impl Fn(&[u8]) -> bool) {
     for pid in with(is) {
         // The process may have ended by now.

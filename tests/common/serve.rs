@@ -27,7 +27,6 @@ pub(crate) fn signal(child: &Child, signal: Signal) -> anyhow::Result<()> {
     Ok(kill(Pid::from_raw(i32::try_from(id)?), signal)?)
 }
 
-/// The last lines of the log.
 pub(crate) fn log(folder: &Path, lines: usize) -> String {
     let text = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();

@@ -77,7 +77,6 @@ fn fault_of_sim(args: &[String], help: &str) -> Option<String> {
     ServeArgs::parse_as(Version::COMPARED, &rest).err().map(|error| error.to_string())
 }
 
-/// The fault of a complete command.
 fn fault(words: &[String], sim_help: &str) -> Option<String> {
     if words.get(1).is_some_and(|name| name == "sim") {
         return fault_of_sim(&words[2..], sim_help);

@@ -58,7 +58,6 @@ fn all_admin_codes() -> BTreeSet<String> {
     sources.flat_map(|path| admin_codes(&fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Codes without a section or with two, and sections without a code.
 fn differences(used: &BTreeSet<String>, explained: &[&str]) -> Vec<String> {
     let missing = used.iter().filter(|code| !explained.contains(&code.as_str()));
     let missing = missing.map(|code| format!("errors.md has no section `### {code}`"));
@@ -105,7 +104,6 @@ fn messages(source: &str) -> Vec<String> {
     texts.filter(|text| text.replace("{reason}", "").replace("{0}", "").contains(char::is_alphabetic)).collect()
 }
 
-/// The text of a literal: continued lines joined, quotes unescaped.
 fn joined(literal: &str) -> String {
     let lines: Vec<&str> =
         literal.split("\\\n").enumerate().map(|(at, line)| if at == 0 { line } else { line.trim_start() }).collect();

@@ -97,7 +97,6 @@ fn a_long_readme_is_caught() {
     one_complaint(&late_command(&format!("{}\n```sh\n```", words(121))), "121 words before");
 }
 
-/// Addresses of pictures in HTML attributes.
 fn pictures(text: &str) -> Vec<&str> {
     let parts = ["srcset=\"", " src=\""].into_iter().flat_map(|key| text.split(key).skip(1));
     parts.filter_map(|rest| rest.split_once('"')).map(|(address, _)| address).collect()
@@ -115,7 +114,6 @@ fn pictures_of_the_readme_exist_for_light_and_dark_pages_and_load_at_once() {
     }
 }
 
-/// A time in the format of the picture.
 fn shown(ms: f64) -> String {
     match ms {
         ms if ms < 999.5 => format!("{ms:.0} ms"),

@@ -20,7 +20,6 @@ fn resolved(page: &str, target: &str) -> PathBuf {
     path
 }
 
-/// Links to files or anchors that do not exist.
 fn broken(pages: &[Page], exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut complaints = Vec::new();
     for page in pages {

@@ -31,7 +31,6 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All pages for users, sorted by path.
 fn pages() -> Vec<Page> {
     let mut paths: Vec<String> =
         ["README.md", "grafana/README.md", "benches/README.md", "config/lab/placement/README.md"]

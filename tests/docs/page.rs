@@ -3,7 +3,6 @@
 //! Only forms that the pages of this repository use are read: fences of three backticks, headings
 //! with `#`, links `[text](target)`.
 
-/// A block of code between fences.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     /// The line of the opening fence, from 1.
@@ -18,10 +17,8 @@ pub(crate) struct Page {
     /// Path from the root of the repository.
     pub(crate) path: String,
     pub(crate) anchors: Vec<String>,
-    /// Targets of links, with their lines.
     pub(crate) links: Vec<(usize, String)>,
     pub(crate) blocks: Vec<Block>,
-    /// Inline code, with its lines.
     pub(crate) spans: Vec<(usize, String)>,
 }
 

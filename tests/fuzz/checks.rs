@@ -13,7 +13,6 @@ use sluice_core::vllm::logs::{StartFollower, message, process};
 use sluice_core::vllm::metrics::MetricsSnapshot;
 use tokio::time::Instant;
 
-/// A check by name.
 pub(crate) type Check = fn(&[u8]);
 
 /// Every check, by the name of its fuzz target and of its folder in the corpus.

@@ -34,7 +34,6 @@ async fn start(engines: &[Engine; 2], folder: &Path) -> Gateway {
     Gateway { gateway: TestGateway::from_file(&file).await, file, text }
 }
 
-/// The code of an error of the admin API.
 fn code(response: &Response) -> String {
     response.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
 }
@@ -63,7 +62,6 @@ impl Gateway {
         self.send("DELETE", &format!("/admin/experiments/{name}"), "").await
     }
 
-    /// The arms of twenty users.
     async fn arms(&self) -> Vec<Option<String>> {
         let mut arms = Vec::new();
         for user in 0..20 {
@@ -207,7 +205,6 @@ async fn an_arm_without_a_ready_backend_is_refused_and_one_that_the_file_rules_o
     gateway.gateway.settled().await;
 }
 
-/// The experiment `x` as the admin API shows it.
 async fn shown(gateway: &Gateway) -> Value {
     TestClient::to(gateway.gateway.admin()).await.request(get("/admin/experiments/x")).await.json()
 }

@@ -1,6 +1,5 @@
-//! The admin port.
-//!
-//! Which clients may use it, which changes they may make, and how long they can hold it.
+//! The admin port: which clients may use it, which changes they may make, and how long they can
+//! hold it.
 
 use std::time::Duration;
 
@@ -21,17 +20,14 @@ async fn gateway(sets: &[&str]) -> TestGateway {
     TestGateway::over(&[NO_ENGINE.to_owned()], sets).await
 }
 
-/// Sends a request to the admin port.
 async fn send(gateway: &TestGateway, request: impl AsRef<[u8]>) -> Response {
     TestClient::to(gateway.admin()).await.request(request).await
 }
 
-/// The status and the error code of a response.
 fn refusal(response: &Response) -> (u16, String) {
     (response.status(), response.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
 }
 
-/// A request for a restart with changed flags.
 fn restart(sets: &[&str]) -> Vec<u8> {
     let set = |set: &&str| set.split_once('=').map(|(flag, value)| (flag.to_owned(), value.into()));
     let set: serde_json::Map<String, serde_json::Value> = sets.iter().filter_map(set).collect();

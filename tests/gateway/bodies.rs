@@ -6,7 +6,6 @@ use crate::client::{CHAT, STREAMED, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, json, send};
 use crate::test_gateway::TestGateway;
 
-/// A completion request of exactly `length` bytes, without repetition.
 fn body_of(length: usize) -> Vec<u8> {
     let (start, end) = (br#"{"model":"m","prompt":""#, br#""}"#);
     let mut body = start.to_vec();

@@ -7,8 +7,7 @@ use crate::client::{CHAT, STREAMED, chat};
 use crate::engine::{COMPLETION, Engine, LAST, STREAM, Step, chunk, completion, ending, event, json, send};
 use crate::test_gateway::{TestGateway, eventually};
 
-/// A gateway in front of one engine with this script. The engine is never ejected, so every request
-/// reaches it.
+/// The engine is never ejected, so every request reaches it.
 async fn over(steps: Vec<Step>) -> (Engine, TestGateway) {
     let engine = Engine::always(steps).await;
     let gateway = TestGateway::over(&[engine.url()], &["health.failures=1000", "timeouts.idle=2s"]).await;

@@ -1,6 +1,4 @@
-//! Web pages of other origins.
-//!
-//! The tests check preflights, and which page may read which response.
+//! Web pages of other origins: preflights, and which page may read which response.
 
 use crate::client::{CHAT, Response, chat, get, post};
 use crate::engine::{Engine, completion};
@@ -25,7 +23,6 @@ fn all<'r>(response: &'r Response, name: &str) -> Vec<&'r str> {
     response.head.headers.iter().filter(|(key, _)| key == name).map(|(_, value)| value.as_str()).collect()
 }
 
-/// A gateway that requires the key `secret`, in front of an engine with a different CORS policy.
 async fn with_keys(sets: &[&str]) -> (Engine, TestGateway) {
     let own = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\nvary: origin, accept\r\n\
                access-control-allow-origin: https://of-the-engine\r\naccess-control-allow-credentials: true\r\n\

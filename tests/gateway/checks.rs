@@ -13,8 +13,7 @@ use crate::ports::free_port;
 use crate::stop::Program;
 use crate::test_gateway::{TestGateway, eventually};
 
-/// A gateway that runs one engine, which is this program as a simulator; `table` ends its `launch`
-/// table.
+/// The engine is this program as a simulator; `table` ends its `launch` table.
 fn configuration(state: &Path, command: &str, table: &str) -> String {
     format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[fleet]\nstate = {state:?}\n\
@@ -92,7 +91,6 @@ async fn what_check_refuses_a_start_and_a_reload_refuse_with_the_same_words() {
         assert_eq!((code, out.as_str()), (1, ""), "{reloaded}");
         assert!(reloaded.contains(said) && reloaded.contains("nothing was changed"), "{reloaded}");
     }
-    // Several mistakes are reported together.
     let table = format!("port = {}, args = {{ max-num-seqs = 0, port = 1 }}", free_port());
     std::fs::write(&file, configuration(&state, "[\"/nowhere/vllm\", \"serve\", \"m\"]", &table)).unwrap();
     let (_, _, checked) = run(&["check", path]).await;

@@ -9,20 +9,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A minimal valid body of a chat request.
 pub(crate) const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
-/// The same body with `stream`.
 pub(crate) const STREAMED: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 
-/// A request to `/v1/chat/completions`.
 pub(crate) fn chat(body: &str) -> Vec<u8> {
     post("/v1/chat/completions", "", body.as_bytes())
 }
 
-/// A POST request with its length; `headers` are whole lines.
+/// `headers` are whole lines.
 pub(crate) fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(
@@ -31,7 +27,6 @@ pub(crate) fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// A POST request that may change something through the admin API.
 pub(crate) fn change(path: &str) -> Vec<u8> {
     post(path, "x-sluice-admin: 1\r\n", b"")
 }
@@ -40,7 +35,6 @@ pub(crate) fn get(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")
 }
 
-/// The head of a response: status and headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) status: u16,
@@ -89,7 +83,6 @@ impl Response {
         error["code"].as_str().unwrap_or_else(|| panic!("not an error code of the gateway: {body}")).to_owned()
     }
 
-    /// Asserts status and code of an error response of the gateway.
     #[track_caller]
     pub(crate) fn is(&self, status: u16, code: &str) -> &Self {
         assert_eq!((self.status(), self.code().as_str()), (status, code), "{}", self.text());
@@ -97,7 +90,6 @@ impl Response {
     }
 }
 
-/// One connection to the gateway.
 pub(crate) struct TestClient {
     socket: TcpStream,
     unread: Vec<u8>,
@@ -137,7 +129,6 @@ impl TestClient {
         timeout(Duration::from_millis(1), self.socket.peek(&mut [0])).await.is_ok()
     }
 
-    /// Ends the sending side only.
     pub(crate) async fn half_close(&mut self) {
         self.socket.shutdown().await.unwrap();
     }
@@ -218,7 +209,6 @@ impl TestClient {
         }
     }
 
-    /// Reads the next response to its end.
     pub(crate) async fn response(&mut self) -> Response {
         self.response_to("").await
     }
@@ -254,7 +244,6 @@ impl TestClient {
         String::from_utf8_lossy(&self.unread).into_owned()
     }
 
-    /// Sends a request and reads its response.
     pub(crate) async fn request(&mut self, request: impl AsRef<[u8]>) -> Response {
         self.send(request).await.response().await
     }

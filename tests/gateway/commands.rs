@@ -1,6 +1,5 @@
 //! Subcommands that talk to a gateway or to its engines.
 //!
-//! The tests check the output and the exit codes.
 
 use std::process::Stdio;
 
@@ -12,14 +11,12 @@ use crate::engine::{Engine, completion};
 use crate::ports::free_port;
 use crate::test_gateway::{TestGateway, one_pool};
 
-/// The program with these arguments.
 pub(crate) fn sluice(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
     command.args(args);
     command
 }
 
-/// Runs a command to the end; returns exit code, stdout and stderr.
 pub(crate) async fn output(command: &mut Command) -> (i32, String, String) {
     let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
     let output = timeout(2 * TIMEOUT, output).await.expect("the program does not end").expect("it runs");
@@ -27,7 +24,6 @@ pub(crate) async fn output(command: &mut Command) -> (i32, String, String) {
     (output.status.code().expect("a code"), text(output.stdout), text(output.stderr))
 }
 
-/// Runs the program with these arguments to the end.
 pub(crate) async fn run(args: &[&str]) -> (i32, String, String) {
     output(&mut sluice(args)).await
 }

@@ -21,7 +21,6 @@ const ON: &str = "retry.continue=failures";
 /// Events that each client has before the engine fails.
 const BEGUN: usize = 8;
 
-/// An answer as a client sees it.
 #[derive(Debug, PartialEq)]
 struct Answer {
     text: String,
@@ -75,7 +74,7 @@ fn requests(model: &str) -> Vec<Vec<u8>> {
     (0..6).map(chat).chain((0..completions).map(completion)).collect()
 }
 
-/// The answers to `requests`. When every client has [`BEGUN`] events, `fails` is called.
+/// When every client has [`BEGUN`] events, `fails` is called.
 async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl AsyncFnOnce()) -> Vec<Response> {
     let mut clients: Vec<TestClient> = Vec::new();
     for request in requests {
@@ -94,7 +93,6 @@ async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl AsyncF
     responses
 }
 
-/// The event that befalls the first engine in the middle of answers.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Signal(Signal),

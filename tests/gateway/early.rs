@@ -1,7 +1,5 @@
 //! Backends that respond, or stop reading, before they have received a large request.
 //!
-//! Other tests check how often a request is delivered, and responses with an unexpected content
-//! coding or spelling.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -19,14 +17,13 @@ const REFUSAL: &str = r#"{"error":{"message":"no","type":"x","param":null,"code"
 /// `net.ipv4.tcp_wmem`) and a hasty engine's receive buffer together.
 const LARGE: usize = 6 << 20;
 
-/// A request that no pair of socket buffers holds.
 fn large() -> Vec<u8> {
     let prompt = "lorem ipsum ".repeat(LARGE / 12);
     chat(&format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{prompt}"}}]}}"#))
 }
 
-/// A gateway that writes until the engine closes the connection would lose the response. Only a
-/// prompt of megabytes shows this fault: a small one fits the socket buffers.
+/// A gateway that writes until the engine closes the connection would lose the response. A prompt
+/// that fits the socket buffers does not show this.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_before_the_body_was_read_reaches_the_client_and_is_no_failure_of_the_backend() {
     let refusal = |status| Step::Send(response(status, "application/json", REFUSAL.as_bytes()));
@@ -236,7 +233,6 @@ fn gzip(text: &str) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A stream in a content coding, with `content-length`.
 fn coded(coding: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(

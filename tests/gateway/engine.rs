@@ -20,10 +20,8 @@ use tokio::task::JoinHandle;
 /// Receive buffer of a hasty engine's socket, bytes; the kernel doubles it.
 const UNREAD: u32 = 64 << 10;
 
-/// One step of a script.
 #[derive(Clone)]
 pub(crate) enum Step {
-    /// Send these bytes in one write.
     Send(Vec<u8>),
     /// Send these bytes one at a time, each in a separate write.
     Bytewise(Vec<u8>),
@@ -43,7 +41,6 @@ pub(crate) enum Step {
     Close,
 }
 
-/// A request as it arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedRequest {
     /// Request line and headers, as sent.
@@ -70,7 +67,6 @@ struct Inside {
     hasty: bool,
     seen: Mutex<Vec<ReceivedRequest>>,
     healthy: AtomicBool,
-    /// The model names that `/v1/models` lists.
     models: Mutex<Vec<String>>,
     /// The response to `/v1/models`, in place of the list of `models`.
     list: Mutex<Option<(u16, String)>>,
@@ -81,7 +77,6 @@ struct Inside {
     gate: Semaphore,
 }
 
-/// A running engine. Dropping it closes its port and every connection.
 pub(crate) struct Engine {
     address: SocketAddr,
     inside: Arc<Inside>,
@@ -95,13 +90,11 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    /// An engine on a free port. `script` is called once per recorded request, with its number from
-    /// 0.
+    /// `script` gets the number of the recorded request, from 0.
     pub(crate) async fn start(script: impl Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync + 'static) -> Self {
         Self::at("127.0.0.1:0".parse().unwrap(), script).await
     }
 
-    /// An engine that serves every request with the same steps.
     pub(crate) async fn always(steps: Vec<Step>) -> Self {
         Self::start(move |_, _| steps.clone()).await
     }
@@ -113,12 +106,10 @@ impl Engine {
         engine
     }
 
-    /// Sets the model names that `/v1/models` lists.
     pub(crate) fn set_models(&self, names: &[&str]) {
         *self.inside.models.lock() = names.iter().map(|name| (*name).to_owned()).collect();
     }
 
-    /// Sets the response to `/v1/models`.
     pub(crate) fn set_list(&self, status: u16, body: &str) {
         *self.inside.list.lock() = Some((status, body.to_owned()));
     }
@@ -177,12 +168,11 @@ impl Engine {
         format!("http://{}", self.address)
     }
 
-    /// Recorded requests so far, without the gateway's own.
+    /// Recorded requests, without the gateway's own.
     pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
         self.inside.seen.lock().clone()
     }
 
-    /// Number of recorded requests so far.
     pub(crate) fn count(&self) -> usize {
         self.inside.seen.lock().len()
     }
@@ -192,12 +182,10 @@ impl Engine {
         self.inside.left.load(SeqCst)
     }
 
-    /// Sets the result of `/health`.
     pub(crate) fn set_healthy(&self, healthy: bool) {
         self.inside.healthy.store(healthy, SeqCst);
     }
 
-    /// Lets one script pass one gate.
     pub(crate) fn open_gate(&self) {
         self.inside.gate.add_permits(1);
     }
@@ -215,7 +203,6 @@ async fn accept(listener: TcpListener, inside: Arc<Inside>) {
     }
 }
 
-/// Serves one connection until either side closes it.
 async fn converse(mut socket: TcpStream, inside: &Inside) -> std::io::Result<()> {
     let connection = inside.connections.fetch_add(1, SeqCst);
     let mut unread = Vec::new();
@@ -243,7 +230,7 @@ async fn converse(mut socket: TcpStream, inside: &Inside) -> std::io::Result<()>
     Ok(())
 }
 
-/// Reads one request; `None` when the gateway closes instead.
+/// `None` when the gateway closes instead.
 async fn receive(
     socket: &mut TcpStream,
     unread: &mut Vec<u8>,
@@ -295,7 +282,7 @@ fn own_response(head: &str, inside: &Inside) -> Vec<u8> {
     }
 }
 
-/// Performs one step; false when it closed the connection.
+/// False when the step closed the connection.
 async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io::Result<bool> {
     match step {
         Step::Send(bytes) => socket.write_all(&bytes).await?,
@@ -337,40 +324,32 @@ async fn gone(socket: &mut TcpStream) -> std::io::Error {
     }
 }
 
-/// A complete response with its length.
 pub(crate) fn response(status: u16, kind: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!("HTTP/1.1 {status} Said\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n");
     [head.as_bytes(), body].concat()
 }
 
-/// A complete JSON response.
 pub(crate) fn json(body: &[u8]) -> Vec<u8> {
     response(200, "application/json", body)
 }
 
-/// A completion that is not streamed.
 pub(crate) const COMPLETION: &str = r#"{"id":"c","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}"#;
 
-/// Responds with [`COMPLETION`].
 pub(crate) fn completion() -> Vec<Step> {
     vec![Step::Send(json(COMPLETION.as_bytes()))]
 }
 
-/// The head of a stream of events.
 pub(crate) const STREAM: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
-/// The last chunk.
 pub(crate) const LAST: &str = "0\r\n\r\n";
 
-/// A content event.
 pub(crate) fn event(content: &str) -> String {
     format!(
         r#"data: {{"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{{"index":0,"delta":{{"content":"{content}"}},"finish_reason":null}}]}}"#
     ) + "\n\n"
 }
 
-/// The event with the finish reason, and the end of the stream.
 pub(crate) fn ending() -> String {
     concat!(
         r#"data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#,
@@ -379,7 +358,6 @@ pub(crate) fn ending() -> String {
     .to_owned()
 }
 
-/// A chunk of a chunked body.
 pub(crate) fn chunk(text: &str) -> String {
     format!("{:x}\r\n{text}\r\n", text.len())
 }
@@ -388,7 +366,7 @@ pub(crate) fn send(text: impl Into<String>) -> Step {
     Step::Send(text.into().into_bytes())
 }
 
-/// A stream: one event, a gate, another event, a gate, the end of the stream.
+/// One event, a gate, another event, a gate, the end.
 pub(crate) fn gated_stream() -> Vec<Step> {
     vec![
         send(STREAM.to_owned() + &chunk(&event("one"))),

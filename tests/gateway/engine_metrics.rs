@@ -1,6 +1,4 @@
-//! The metrics of engines that the gateway runs.
-//!
-//! They show phase, restarts, crashes and start time.
+//! The metrics of engines that the gateway runs: phase, restarts, crashes and start time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

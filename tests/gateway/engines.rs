@@ -1,6 +1,5 @@
-//! Engines other than vLLM behind the same gate.
-//!
-//! Health pages, limits that an engine reports, jobs of serial workers, and the paths of KServe.
+//! Engines other than vLLM: health pages, limits that an engine reports, jobs of serial workers,
+//! and the paths of KServe.
 
 use crate::client::{CHAT, Response, TestClient, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, json, response, send};
@@ -8,7 +7,6 @@ use crate::test_gateway::{TestGateway, eventually};
 
 const SETS: &[&str] = &["health.probe_interval=20ms", "health.failures=2"];
 
-/// A pool of this kind for model `m` over these backends.
 fn pool(kind: &str, urls: &[String], keys: &str) -> String {
     let mut text = format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[[model]]\nname = \"m\"\naliases = [\"alias\"]\n\
@@ -20,7 +18,6 @@ fn pool(kind: &str, urls: &[String], keys: &str) -> String {
     text
 }
 
-/// A request with this body.
 fn job(path: &str, body: &str) -> Vec<u8> {
     post(path, "", body.as_bytes())
 }

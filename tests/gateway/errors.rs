@@ -1,6 +1,5 @@
-//! Every error response of the gateway.
-//!
-//! The tests check status, code and shape, and that the request reached no engine.
+//! Every error response of the gateway: status, code and shape, and that the request reached no
+//! engine.
 
 use crate::client::{CHAT, STREAMED, TestClient, chat, get, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event, gated_stream, send};
@@ -202,7 +201,6 @@ async fn a_keys_own_limit_is_429_with_retry_after() {
     engine.open_gate();
     assert!(first.response().await.whole);
     gateway.settled().await;
-    // The slot is free again.
     let mut next = gateway.client().await;
     next.send(with_key("all", STREAMED)).await.until("one").await;
     drop(next);
@@ -278,7 +276,6 @@ async fn a_full_queue_and_a_long_wait_are_503_with_retry_after() {
     gateway.settled().await;
 }
 
-/// A URL that no process listens on.
 pub(crate) async fn closed_url() -> String {
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     format!("http://{}", socket.local_addr().unwrap())

@@ -13,7 +13,6 @@ use crate::client::{CHAT, TestClient, change, get, post};
 use crate::engine::{Engine, completion};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// An experiment: model `m`, and model `lora` on `b1` in a separate pool.
 fn experiment(urls: [String; 2], keys: &str) -> String {
     let pool = one_pool(&urls[..1]).replace("[[pool]]", "[[model]]\nname = \"lora\"\n[[pool]]");
     format!(
@@ -31,7 +30,6 @@ async fn start(urls: [String; 2], state: &std::path::Path) -> TestGateway {
     TestGateway::from_text(&text, &[]).await
 }
 
-/// A chat request of a user.
 fn of_user(user: usize) -> Vec<u8> {
     post("/v1/chat/completions", &format!("x-user-id: user-{user}\r\n"), CHAT.as_bytes())
 }
@@ -75,8 +73,8 @@ async fn users_stay_in_their_arm_and_only_the_model_is_renamed() {
     gateway.settled().await;
 }
 
-/// Clients that send requests of many users until the flag is set. Every response must be 200. Each
-/// task returns the number of its requests.
+/// Clients send requests until the flag is set. Every response must be 200. Each task returns the
+/// number of its requests.
 fn load(gateway: &TestGateway, over: &Arc<AtomicBool>) -> JoinSet<usize> {
     let mut clients = JoinSet::new();
     for number in 0..4 {
@@ -94,7 +92,6 @@ fn load(gateway: &TestGateway, over: &Arc<AtomicBool>) -> JoinSet<usize> {
     clients
 }
 
-/// Waits until an engine has received this many more requests.
 async fn serves(engine: &Engine, more: usize) {
     let wanted = engine.count() + more;
     eventually("the engine gets requests", async || engine.count() >= wanted).await;

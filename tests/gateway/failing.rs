@@ -24,7 +24,6 @@ async fn serve(folder: &Path, engines: &[&Engine]) -> Program {
     program
 }
 
-/// The output of `sluice status`.
 async fn status(program: &Program) -> String {
     let (_, out, err) = run(&["status", "--admin", &program.admin.to_string()]).await;
     out + &err

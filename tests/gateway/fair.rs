@@ -13,7 +13,6 @@ fn two_keys(engines: &[&Engine]) -> String {
     one_pool(&urls) + &key("noisy") + &key("quiet")
 }
 
-/// A streamed chat of a key with the text `text`.
 fn chat_of(key: &str, text: &str) -> Vec<u8> {
     let headers = format!("authorization: Bearer {key}\r\n");
     post("/v1/chat/completions", &headers, STREAMED.replace("hi", text).as_bytes())

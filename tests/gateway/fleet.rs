@@ -21,7 +21,6 @@ use tokio::time::timeout;
 
 use crate::ports::free_port;
 
-/// Time limit of every wait.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct Rig {
@@ -48,7 +47,6 @@ fn words(text: &str) -> Vec<String> {
 }
 
 impl Rig {
-    /// A simulated engine with these flags of the simulator.
     fn new(flags: &str) -> Self {
         let mut command = vec![env!("CARGO_BIN_EXE_sluice").to_owned()];
         command.extend(words("sim meta-llama/Llama-3.1-8B-Instruct --served-model-name m --sim-speed 1000"));
@@ -101,7 +99,6 @@ fn settings(pairs: &[(&str, i64)]) -> EngineSettings {
     EngineSettings { args: pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect() }
 }
 
-/// The living processes of a session, from `/proc`.
 fn session(leader: i32) -> Vec<i32> {
     let entries =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

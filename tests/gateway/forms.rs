@@ -6,7 +6,6 @@ use crate::engine::{Engine, json};
 use crate::test_gateway::{TestGateway, key_digest, one_pool};
 use crate::{client, engine};
 
-/// A gateway with a key for the model `m`, in front of an engine that also serves `closed`.
 async fn gateway(engine: &Engine) -> TestGateway {
     let digest = key_digest("k");
     let auth = format!("[[auth.keys]]\nname = \"team\"\nsha256 = \"{digest}\"\nmodels = [\"m\"]\n");
@@ -74,7 +73,6 @@ async fn a_canonical_form_passes_byte_for_byte_and_one_without_a_model_gets_it()
     assert_eq!(gateway.request(send(TYPE, unnamed.as_bytes())).await.status(), 200);
     let named = "--XyZ\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n".to_owned() + unnamed;
     assert_eq!(String::from_utf8_lossy(&engine.seen()[1].body), named);
-    // A JSON body is not a form.
     let chat = client::CHAT.as_bytes();
     gateway.request(send("content-type: application/json\r\n", chat)).await.is(400, "invalid_request");
     gateway.settled().await;

@@ -11,7 +11,6 @@ use crate::client::{CHAT, STREAMED, chat, get};
 use crate::engine::{COMPLETION, Engine, Step, completion, response};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// A simulated engine that serves `m`.
 pub(crate) async fn sim() -> Handle {
     let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -38,7 +37,6 @@ async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
         failures += usize::from(status == 500);
     }
     eventually("it is ejected", async || gateway.state(0) != "ready").await;
-    // The first backend is now the only one.
     other.set_healthy(false);
     eventually("the other is down", async || gateway.state(1) == "down").await;
     eventually("probation", async || gateway.state(0) == "probation").await;

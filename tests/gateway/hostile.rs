@@ -15,17 +15,14 @@ async fn plain() -> (Engine, TestGateway) {
     (engine, gateway)
 }
 
-/// A POST request with these header lines; `body` is not changed.
 fn raw(headers: &str, body: &str) -> String {
     format!("POST /v1/chat/completions HTTP/1.1\r\n{headers}\r\n{body}")
 }
 
-/// A POST request with this chunked body, which may be malformed.
 fn chunked(body: &str) -> String {
     raw("host: gate\r\ntransfer-encoding: chunked\r\n", body)
 }
 
-/// [`CHAT`] as one chunk, and the last chunk.
 fn whole() -> String {
     format!("{:x}\r\n{CHAT}\r\n0\r\n\r\n", CHAT.len())
 }
@@ -183,8 +180,7 @@ async fn a_head_without_end_is_refused_before_it_fills_the_memory() {
     gateway.settled().await;
 }
 
-/// Sends at most `count` bytes with a pause after each until there is a response. Returns the
-/// number of bytes sent.
+/// Sends bytes with pauses until there is a response. Returns the number of bytes sent.
 async fn drip(client: &mut TestClient, count: usize, pause: std::time::Duration) -> usize {
     for sent in 0..count {
         if client.has_response().await || client.try_send(b"x").await.is_err() {

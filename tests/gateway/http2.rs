@@ -53,8 +53,7 @@ async fn a_stream_passes_at_once_over_tls_and_in_plain_text() {
     }
 }
 
-/// Sends a body of `size` bytes as fast as the gateway takes it. Returns the reason if the gateway
-/// reset the stream meanwhile.
+/// Returns the reason if the gateway reset the stream meanwhile.
 async fn send_all(mut sending: SendStream<Bytes>, size: usize) -> Option<Reason> {
     let mut left = size;
     while left > 0 {
@@ -276,13 +275,11 @@ async fn a_refusal_or_a_broken_response_ends_its_stream_and_not_the_connection()
     gateway.settled().await;
 }
 
-/// A frame (RFC 9113, 4.1).
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The head of a POST, without its body.
 fn post_head(stream: u32) -> Vec<u8> {
     let path = b"/v1/chat/completions";
     let mut block = vec![0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()];

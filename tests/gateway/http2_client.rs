@@ -1,6 +1,5 @@
 //! A client that speaks HTTP/2.
 //!
-//! Every wait is limited by [`TIMEOUT`].
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
@@ -17,7 +16,6 @@ use crate::test_gateway::TestGateway;
 #[derive(Clone)]
 pub(crate) struct Client(pub(crate) SendRequest<Bytes>);
 
-/// A request whose response has not arrived yet.
 pub(crate) struct Call {
     pub(crate) response: ResponseFuture,
     pub(crate) sending: SendStream<Bytes>,
@@ -40,7 +38,6 @@ impl Client {
         Self(requests)
     }
 
-    /// A chat request with a key.
     pub(crate) async fn chat_as(&self, key: &str, body: &str) -> Call {
         self.send("POST", "/v1/chat/completions", Some(key), body, false).await.unwrap()
     }
@@ -77,7 +74,6 @@ impl Client {
         self.open("POST", "/v1/chat/completions", body, false).await.unwrap()
     }
 
-    /// The status and body of a response.
     pub(crate) async fn request(&self, method: &str, path: &str, body: &str) -> (StatusCode, String) {
         let response = self.open(method, path, body, false).await.unwrap().head().await;
         let (head, body) = response.into_parts();
@@ -91,7 +87,6 @@ impl Call {
     }
 }
 
-/// The next bytes; `None` at the end of the body.
 pub(crate) async fn next(body: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
     let read = timeout(TIMEOUT, body.data()).await.expect("no bytes arrived")?;
     if let Ok(bytes) = &read {
@@ -109,7 +104,7 @@ pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
     read
 }
 
-/// The rest of a body, and the reason if the stream was reset.
+/// The rest of a body, with the reason if the stream was reset.
 pub(crate) async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
     let mut read = String::new();
     while let Some(bytes) = next(&mut body).await {

@@ -22,7 +22,6 @@ fn chat(body: &str, key: &str) -> Vec<u8> {
     ask("/v1/chat/completions", body, key)
 }
 
-/// A body with this usage.
 fn answer(prompt: u64, completion: u64) -> Vec<Step> {
     let body = format!(
         r#"{{"choices":[{{"index":0,"message":{{"content":"yes"}},"finish_reason":"stop"}}],"usage":{{"prompt_tokens":{prompt},"completion_tokens":{completion}}}}}"#

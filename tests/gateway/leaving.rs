@@ -79,7 +79,6 @@ async fn a_client_that_leaves_the_queue_never_reaches_an_engine() {
     waiting.truncate(1);
     eventually_within(SOON, "four have left", async || gateway.load() == (1, 1)).await;
     assert_eq!(gateway.metric("sluice_queue_length", &[]).await, 1.0);
-    // The remaining request gets its turn.
     engine.open_gate();
     engine.open_gate();
     assert!(running.response().await.whole);
@@ -92,7 +91,6 @@ async fn a_client_that_leaves_the_queue_never_reaches_an_engine() {
     gateway.settled().await;
 }
 
-/// The ways in which a client can leave.
 #[derive(Clone, Copy, Debug)]
 enum Leave {
     Close,

@@ -1,8 +1,8 @@
 //! No client passes a long prompt off as a short one, or makes the prompts of others look shorter
 //! or longer.
 //!
-//! There are a short and a long pool, each with one engine; `x-sluice-pool` of a response shows the
-//! estimated class of the prompt. The engines report the usage that a test sets.
+//! `x-sluice-pool` of a response shows the estimated class of the prompt: there are a short and a
+//! long pool, each with one engine. The engines report the usage that a test sets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,6 @@ use crate::test_gateway::{TestGateway, eventually, key_digest};
 const BOUNDARY: u64 = 5_000;
 const KEYS: [&str; 2] = ["one", "other"];
 
-/// Engines of both pools, and the usage that they report.
 struct Engines {
     short: Engine,
     long: Engine,
@@ -56,13 +55,11 @@ impl Engines {
         TestGateway::from_text(&text, &[]).await
     }
 
-    /// Sets the number of prompt tokens that the engines report from now on.
     fn report(&self, tokens: u64) {
         self.usage.store(tokens, Ordering::SeqCst);
     }
 }
 
-/// The pool that serves a completion request of this key.
 async fn pool_of(client: &mut TestClient, key: &str, body: &str) -> String {
     let headers = format!("authorization: Bearer {key}\r\n");
     let response = client.request(post("/v1/completions", &headers, body.as_bytes())).await;
@@ -74,7 +71,6 @@ fn completion(prompt: &str, member: &str) -> String {
     format!(r#"{{"model":"m",{member}"prompt":{prompt}}}"#)
 }
 
-/// English text of about this many tokens, as a JSON string.
 fn english(tokens: usize) -> String {
     format!("\"{}\"", "the quick brown fox jumps over the lazy dog and runs away again ".repeat(tokens / 13))
 }

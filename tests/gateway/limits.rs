@@ -18,12 +18,10 @@ async fn plain(sets: &[&str]) -> (Engine, TestGateway) {
     (engine, gateway)
 }
 
-/// Bytes of bodies that the gateway counts.
 async fn counted(gateway: &TestGateway) -> f64 {
     gateway.metric("sluice_body_bytes", &[]).await
 }
 
-/// A valid body of about this many bytes.
 fn long(bytes: usize) -> String {
     CHAT.replace("hi", &"long ".repeat(bytes / 5))
 }

@@ -16,7 +16,6 @@ use crate::test_gateway::{TestGateway, eventually};
 const UNKNOWN: &str =
     r#"{"error":{"message":"The model does not exist.","type":"NotFoundError","param":"model","code":404}}"#;
 
-/// Model names that an engine serves; a test can change them.
 #[derive(Clone)]
 struct Names(Arc<Mutex<Vec<String>>>);
 
@@ -37,7 +36,7 @@ impl Names {
     }
 }
 
-/// An engine that serves and lists these names, and refuses others as vLLM does.
+/// Refuses other names as vLLM does.
 async fn engine(names: &Names) -> Engine {
     let known = names.clone();
     let engine = Engine::start(move |_, request| match known.has_model_of(&request.body) {
@@ -54,7 +53,6 @@ fn refusal(status: u16, body: &str) -> Vec<Step> {
     vec![Step::Send(response(status, "application/json", body.as_bytes()))]
 }
 
-/// A gateway with one pool for every model, in front of these engines.
 async fn over(engines: &[&Engine], more: &str) -> TestGateway {
     let mut text = String::from(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\nprobe_interval = \"100ms\"\n\

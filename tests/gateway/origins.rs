@@ -14,7 +14,7 @@ use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 const FAILING: &str = r#"{"model":"m","messages":[{"role":"user","content":"FAIL"}]}"#;
 const KILLING: &str = r#"{"model":"m","messages":[{"role":"user","content":"KILL"}]}"#;
 
-/// An engine that answers 500 to [`FAILING`], with any further fields.
+/// Answers 500 to [`FAILING`], with any further fields.
 async fn engine() -> Engine {
     Engine::start(|_, seen| match String::from_utf8_lossy(&seen.body).contains("FAIL") {
         true => vec![Step::Send(response(500, "application/json", b"{}"))],
@@ -23,7 +23,6 @@ async fn engine() -> Engine {
     .await
 }
 
-/// A client with a separate address.
 async fn client(gateway: &TestGateway, last: u8) -> TestClient {
     TestClient::between(SocketAddr::from(([127, 0, 0, last], 0)), gateway.address()).await
 }
@@ -43,7 +42,6 @@ async fn a_client_whose_requests_fail_ejects_no_backend_that_serves_others_and_s
         }
         assert_eq!([0, 1, 2, 3].map(|backend| gateway.state(backend)), ["ready"; 4]);
     }
-    // Now the engines fail for every client.
     for _ in 0..200 {
         good.request(chat(FAILING)).await;
         evil.request(chat(FAILING)).await;

@@ -1,6 +1,5 @@
-//! Proxies that name their clients.
-//!
-//! `X-Forwarded-For` does so in a header, and the PROXY protocol before TLS and HTTP.
+//! Proxies that name their clients, in the header `X-Forwarded-For`, or by the PROXY protocol
+//! before TLS and HTTP.
 
 use std::path::Path;
 
@@ -33,7 +32,6 @@ async fn gateway(log: &Path, sets: &[&str]) -> (Engine, TestGateway) {
     (engine, gateway)
 }
 
-/// The clients in the access log, once the log has this many lines.
 async fn clients(log: &Path, lines: usize) -> Vec<String> {
     let text = access_log(log, lines).await;
     let client = |line: &str| serde_json::from_str::<Value>(line).unwrap()["client"].as_str().unwrap().to_owned();

@@ -15,14 +15,12 @@ use crate::test_gateway::{TestGateway, access_log, key_digest, one_pool};
 const KEY: &str = "sk-private-key";
 const HEADERS: &str = "authorization: Bearer sk-private-key\r\nx-request-id: private-id\r\n";
 
-/// A gateway in front of simulated engines that writes records to `path`.
 async fn gateway(engines: &[String], path: &Path) -> TestGateway {
     let key = format!("[[auth.keys]]\nname = \"private-team\"\nsha256 = \"{}\"\n", key_digest(KEY));
     let sets = [format!("records={{path=\"{}\"}}", path.display())];
     TestGateway::from_text(&(one_pool(engines) + &key), &sets.each_ref().map(String::as_str)).await
 }
 
-/// A streamed request whose prompt repeats `begin` and ends with `end`.
 fn stream(begin: &str, end: &str) -> Vec<u8> {
     let text = format!("private {begin} ").repeat(150) + end;
     let body = format!(

@@ -8,7 +8,6 @@ use crate::client::{CHAT, STREAMED, TestClient, change, chat, get, post};
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// A configuration file that a test rewrites.
 struct File {
     _folder: tempfile::TempDir,
     path: PathBuf,
@@ -27,13 +26,11 @@ impl File {
     }
 }
 
-/// Sends `POST /admin/reload`; returns status and body.
 async fn reload(gateway: &TestGateway) -> (u16, serde_json::Value) {
     let response = TestClient::to(gateway.admin()).await.request(change("/admin/reload")).await;
     (response.status(), response.json())
 }
 
-/// Adds a line to the table of the pool.
 fn with_line(text: &str, line: &str) -> String {
     text.replacen("usage = \"off\"\n", &format!("usage = \"off\"\n{line}\n"), 1)
 }
@@ -100,7 +97,6 @@ async fn requests_that_wait_in_a_removed_pool_are_routed_by_the_new_configuratio
         .await;
 }
 
-/// The text with a list of one key: this name and this hash.
 fn with_key(text: &str, name: &str, sha256: &str) -> String {
     format!("{text}[auth]\nkeys = [{{ name = \"{name}\", sha256 = \"{sha256}\" }}]\n")
 }

@@ -18,10 +18,9 @@ use crate::test_gateway::{TestGateway, one_pool};
 const KEYS: usize = 10_000;
 /// Reloads during which requests are timed.
 const RELOADS: usize = 10;
-/// Time limit of one reload.
 const RELOAD_MAX: Duration = Duration::from_secs(120);
 
-/// One pool and all keys; the first key has this limit.
+/// The first key has this limit.
 fn with_keys(pool: &str, limit: usize) -> String {
     let mut text = pool.to_owned();
     for key in 0..KEYS {
@@ -60,8 +59,7 @@ async fn longest(gateway: &TestGateway, during: impl AsyncFnOnce()) -> (Duration
     (all.iter().map(|(longest, _)| *longest).max().unwrap(), all.iter().map(|(_, count)| count).sum())
 }
 
-/// Reloads the configuration and returns the response. In a build that is not optimized this takes
-/// seconds.
+/// In a build that is not optimized this takes seconds.
 async fn reload(gateway: &TestGateway) -> String {
     let mut socket = tokio::net::TcpStream::connect(gateway.admin()).await.unwrap();
     let request =

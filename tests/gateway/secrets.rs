@@ -1,8 +1,8 @@
 //! Secrets of engines: planted in every place that can hold one, then searched for in everything
 //! that the gateway prints, serves and stores.
 //!
-//! The engine is the simulated one. It must get the secrets, or there would be nothing to hide. A
-//! gateway that is started again must recognise the engine without having stored the secrets.
+//! The engine (simulated) must get the secrets, or there would be nothing to hide. A gateway that
+//! is started again must recognise the engine without having stored the secrets.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,6 @@ max-num-seqs = 32
         Self { folder, config }
     }
 
-    /// Runs the program with these arguments; returns its output.
     fn run(&self, words: &[&str]) -> String {
         let output = Command::new(env!("CARGO_BIN_EXE_sluice")).args(words).envs(ENV).output().unwrap();
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
@@ -144,7 +143,6 @@ async fn secrets_of_engines_reach_the_engine_and_nothing_else() {
     let refused = rig.run(&["backend", "restart", "a", "--set", "api-key=S3cretPlant-new", "--admin", &admin]);
     clean("a refusal", &refused);
 
-    // A changed secret is a change; an unchanged one is not.
     program.signal(SIGHUP);
     program.line("reloaded: nothing changed").await;
     std::fs::write(rig.folder.path().join("secret.txt"), "S3cretPlant-changed").unwrap();

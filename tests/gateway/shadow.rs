@@ -21,7 +21,6 @@ fn shadowed(text: &str, arm: &str, shadow: &str, state: &Path) -> String {
     )
 }
 
-/// A pool for the shadow arm.
 fn shade(url: &str, keys: &str) -> String {
     format!(
         "[[pool]]\nname = \"shade\"\narms_only = true\nusage = \"off\"\n{keys}[[pool.backend]]\nname = \"b1\"\nurl = \"{url}\"\n"
@@ -32,7 +31,6 @@ fn request() -> Vec<u8> {
     post("/v1/chat/completions", "x-request-id: original\r\nauthorization: Bearer secret\r\n", CHAT.as_bytes())
 }
 
-/// Whether a request received by an engine is a copy.
 fn is_copy(seen: &ReceivedRequest) -> bool {
     seen.header("x-request-id").is_some_and(|id| id.ends_with("-shade"))
 }
@@ -41,7 +39,6 @@ async fn report(gateway: &TestGateway) -> Value {
     TestClient::to(gateway.admin()).await.request(get("/admin/experiments/x")).await.json()
 }
 
-/// Number of copies that have ended with this outcome.
 async fn ended(gateway: &TestGateway, outcome: &str) -> u64 {
     let report = report(gateway).await;
     let ended = report["arms"][1]["copies"]["ended"].as_array().unwrap();

@@ -13,7 +13,6 @@ use crate::tunnel::{Files, Tunnel};
 /// test may open.
 const STOPPED: usize = 280;
 
-/// A gateway with the keys `loud` and `quiet`.
 async fn two_keys(engine: &Engine, sets: &[&str]) -> TestGateway {
     let keys =
         ["loud", "quiet"].map(|key| format!("[[auth.keys]]\nname = \"{key}\"\nsha256 = \"{}\"\n", key_digest(key)));
@@ -58,7 +57,6 @@ async fn unfinished_uploads_of_one_key_give_way_to_another_key_the_newest_first(
     }
     held.pop().unwrap().response().await.is(503, "body_memory_full");
     gateway.counts("sluice_shares_gave_way_total", "resource=\"body_memory\"", 1.0).await;
-    // The other uploads go on.
     let mut oldest = held.swap_remove(0);
     oldest.send([b' '; 100]).await;
     oldest.response().await.is(400, "invalid_request");
@@ -108,7 +106,6 @@ async fn handshakes_that_stop_cost_no_one_a_handshake() {
     }
     let handshakes = async || gateway.metric("sluice_tls_handshakes", &[]).await;
     eventually("all have begun", async || handshakes().await == STOPPED as f64).await;
-    // A connection from the same address.
     let tunnel = Tunnel::to(gateway.address(), files.client(&[])).await;
     assert_eq!(TestClient::to(tunnel.address).await.request(chat(CHAT)).await.text(), COMPLETION);
     drop((stopped, tunnel));

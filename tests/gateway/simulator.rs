@@ -41,7 +41,6 @@ fn command(folder: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs a start that must be refused; returns the exit code and the output.
 fn refused(args: &[&str]) -> (i32, String) {
     let folder = TempDir::new().unwrap();
     let Output { status, stdout, stderr } = command(folder.path(), args).output().unwrap();
@@ -49,7 +48,6 @@ fn refused(args: &[&str]) -> (i32, String) {
     (status.code().unwrap_or(-1), text)
 }
 
-/// A running process that serves.
 pub(crate) struct Sim {
     child: Child,
     port: u16,
@@ -125,7 +123,6 @@ impl Drop for Sim {
     }
 }
 
-/// Ids and names of the children of `parent`.
 fn children(parent: u32) -> Vec<(i32, String)> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -266,7 +263,7 @@ fn a_killed_parent_leaves_an_engine_that_holds_the_device() {
 }
 
 impl Sim {
-    /// Starts an engine on a device; `None` if the device is in use.
+    /// `None` if the device is in use.
     fn start_on(on_device: &[&str]) -> Option<()> {
         let folder = TempDir::new().unwrap();
         let port = free_port();

@@ -15,7 +15,6 @@ use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
 /// Tokens of a stream: more than the sockets and buffers below the gateway can hold.
 const TOKENS: usize = 100;
-/// Bytes of each token.
 const TOKEN: usize = 2_000;
 
 fn long_stream() -> Vec<Step> {
@@ -149,7 +148,6 @@ async fn an_http1_client_that_does_not_read_holds_no_slot() {
     gateway.settled().await;
 }
 
-/// Bytes of responses that wait for their clients.
 async fn held(gateway: &TestGateway) -> f64 {
     gateway.metric("sluice_response_bytes", &[]).await
 }

@@ -17,7 +17,6 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// A configuration whose state is in `state`, written to `file`.
 fn write(file: &Path, url: &str, state: &Path) {
     fs::write(file, one_pool(&[url.to_owned()]) + &format!("[fleet]\nstate = {state:?}\n")).unwrap();
 }
@@ -60,7 +59,6 @@ async fn a_state_that_others_may_write_to_is_refused_by_check_and_serve_until_it
     }
 }
 
-/// A process that is no engine.
 struct Foreign(Child);
 
 impl Foreign {

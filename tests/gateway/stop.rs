@@ -1,6 +1,4 @@
-//! Start and graceful stop, in this process and as a program.
-//!
-//! The tests also check the exit codes.
+//! Start and graceful stop, in this process and as a program, and the exit codes.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -36,7 +34,6 @@ async fn a_stop_lets_streams_finish_and_accepts_no_requests() {
     let (address, admin) = (gateway.address(), gateway.admin());
     let stopping = gateway.begin_stop();
     eventually("no connection is taken", async || refused(address).await).await;
-    // The admin port still serves metrics.
     let page = TestClient::to(admin).await.request(get("/metrics")).await.text();
     assert!(page.contains("sluice_in_flight"));
     assert!(!stopping.is_finished());
@@ -117,12 +114,10 @@ impl Program {
         Self::start_in(config, &[]).await
     }
 
-    /// Starts the program with these environment variables.
     pub(crate) async fn start_in(config: &std::path::Path, env: &[(&str, &str)]) -> Self {
         Self::begin_with(&["--config", config.to_str().unwrap()], env).serving().await
     }
 
-    /// Begins a start that takes the place of the running gateway.
     pub(crate) fn upgrade(config: &std::path::Path) -> Self {
         Self::begin_with(&["--upgrade", "--config", config.to_str().unwrap()], &[])
     }
@@ -152,7 +147,6 @@ impl Program {
         self
     }
 
-    /// Reads the log up to a line with `text` and returns this line.
     pub(crate) async fn line(&mut self, text: &str) -> String {
         loop {
             let next = timeout(TIMEOUT, self.said.next_line()).await;
@@ -186,7 +180,6 @@ impl Program {
         nix::sys::signal::kill(self.pid(), signal).unwrap();
     }
 
-    /// Reads the log to its end.
     pub(crate) async fn rest(&mut self) {
         while let Ok(Ok(Some(line))) = timeout(TIMEOUT, self.said.next_line()).await {
             self.log += &line;

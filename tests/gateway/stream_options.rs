@@ -76,7 +76,6 @@ async fn ask(client: &mut TestClient, path: &str, body: &str) -> (u16, String) {
     (response.status(), without_identity(&response.text()))
 }
 
-/// The text with every id and time replaced.
 fn without_identity(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -89,7 +88,6 @@ fn without_identity(text: &str) -> String {
     }
 }
 
-/// The responses of the engine itself to each body.
 async fn directly(engine: SocketAddr, bodies: &[(&'static str, String)]) -> Vec<(u16, String)> {
     let mut client = TestClient::to(engine).await;
     let mut responses = Vec::new();

@@ -1,6 +1,4 @@
-//! A gateway in this process, started from the text of a configuration.
-//!
-//! Its methods read and check the counters.
+//! A gateway in this process, started from the text of a configuration, and checks of its counters.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,10 +12,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::client::{Response, TIMEOUT, TestClient, get};
 
-/// Pause between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A gateway with one or more pools.
 pub(crate) struct TestGateway {
     running: Running,
     /// The base of relative paths in a configuration without a file.
@@ -47,7 +43,6 @@ impl TestGateway {
         Self::from_text(&one_pool(urls), sets).await
     }
 
-    /// A gateway with any configuration.
     pub(crate) async fn from_text(text: &str, sets: &[&str]) -> Self {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
         let folder = tempfile::tempdir().unwrap();
@@ -56,7 +51,6 @@ impl TestGateway {
         Self { running: sluice_serve::start(loaded.config, Source::Fixed).await.unwrap(), _folder: Some(folder) }
     }
 
-    /// A gateway with a configuration file, for reloads.
     pub(crate) async fn from_file(path: &Path) -> Self {
         let loaded = Config::load(path, &[]).unwrap_or_else(|problems| panic!("{problems}"));
         let source = Source::File { path: path.to_owned(), sets: Vec::new() };
@@ -71,17 +65,14 @@ impl TestGateway {
         self.running.admin_address()
     }
 
-    /// A connection to the client port.
     pub(crate) async fn client(&self) -> TestClient {
         TestClient::to(self.address()).await
     }
 
-    /// Sends one request on a new connection and reads the response.
     pub(crate) async fn request(&self, request: impl AsRef<[u8]>) -> Response {
         self.client().await.request(request).await
     }
 
-    /// Number of requests in flight and of waiting requests.
     pub(crate) fn load(&self) -> (usize, usize) {
         self.running.app().admission().load()
     }
@@ -116,7 +107,6 @@ impl TestGateway {
         eventually(&what, async || self.metric(name, &[label]).await == value).await;
     }
 
-    /// Waits until this many requests have ended with this outcome.
     pub(crate) async fn recorded(&self, outcome: &str, value: f64) {
         self.counts("sluice_requests_total", &format!("outcome=\"{outcome}\""), value).await;
     }
@@ -145,7 +135,7 @@ impl TestGateway {
         self.settled_within(TIMEOUT).await;
     }
 
-    /// Stops the gateway gracefully; returns whether all requests ended in time.
+    /// Returns whether all requests ended in time.
     pub(crate) async fn stop(self) -> bool {
         self.running.stop().await == 0
     }
@@ -179,7 +169,6 @@ pub(crate) async fn access_log(path: &Path, lines: usize) -> String {
     text()
 }
 
-/// Waits until `condition` holds, at most `within`.
 pub(crate) async fn eventually_within(within: Duration, what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + within;
     while !condition().await {

@@ -19,7 +19,6 @@ use crate::tunnel::{Files, Tunnel, client, connect, server};
 /// Time in which the engine must see that a client has left.
 const SOON: Duration = Duration::from_secs(1);
 
-/// A gateway with TLS to clients, in front of a scripted engine.
 async fn secure(files: &Files, engine: &Engine, sets: &[&str]) -> TestGateway {
     let own = files.server();
     let sets: Vec<&str> = own.iter().map(String::as_str).chain(sets.iter().copied()).collect();
@@ -165,7 +164,6 @@ async fn a_reload_exchanges_the_certificate_under_open_connections() {
     gateway.settled().await;
 }
 
-/// A configuration with one backend behind TLS, and the `tls` table of its pool.
 fn over_https(url: String, tls: &str) -> String {
     one_pool(&[url]).replacen("usage = \"off\"\n", &format!("usage = \"off\"\ntls = {{ {tls} }}\n"), 1)
 }

@@ -10,7 +10,6 @@ use crate::test_gateway::{TestGateway, access_log};
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
-/// A streamed request with the headers of a client that traces.
 fn traced(parent: &str) -> Vec<u8> {
     let headers = format!("traceparent: {parent}\r\ntracestate: vendor=1,other=2\r\n");
     post("/v1/chat/completions", &headers, STREAMED.as_bytes())
@@ -58,7 +57,6 @@ mod collected {
     use crate::client::TIMEOUT;
     use crate::engine::{LAST, STREAM, Step, chunk, event};
 
-    /// A collector that accepts all traces.
     struct TestCollector {
         url: String,
         requests: mpsc::Receiver<(String, ExportTraceServiceRequest)>,
@@ -81,7 +79,6 @@ mod collected {
             Self { url, requests }
         }
 
-        /// The spans that arrive next, and the path that they were sent to.
         async fn spans(&mut self) -> (String, Vec<Span>) {
             let (path, request) = timeout(TIMEOUT, self.requests.recv()).await.expect("traces in time").unwrap();
             let all = request.resource_spans.into_iter().flat_map(|of| of.scope_spans).flat_map(|of| of.spans);
@@ -116,7 +113,6 @@ mod collected {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// An engine that sends the head of a stream, waits, and sends two tokens and the usage.
     async fn streaming_engine() -> Engine {
         let rest = r#"data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
         let usage = r#"data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}"#;
@@ -131,7 +127,6 @@ mod collected {
         .await
     }
 
-    /// A gateway that sends traces to `collector`.
     async fn tracing_gateway(engine: &Engine, collector: &TestCollector, sets: &[&str]) -> TestGateway {
         let endpoint = format!("tracing.endpoint={}", collector.url);
         TestGateway::over(&[engine.url()], &[&[endpoint.as_str()], sets].concat()).await
@@ -225,7 +220,6 @@ mod collected {
         assert_eq!(seen[0].header("tracestate"), Some("vendor=1,other=2"));
         assert_eq!(seen[1].header("traceparent"), None);
         gateway.settled().await;
-        // The stop sends the queued spans, so nothing more can arrive.
         gateway.stop().await;
         assert!(collector.requests.try_recv().is_err());
     }

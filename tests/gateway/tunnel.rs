@@ -38,7 +38,6 @@ impl Files {
         self.folder.path().join(name)
     }
 
-    /// Values of `--set` for TLS to clients.
     pub(crate) fn server(&self) -> [String; 2] {
         let folder: &Path = self.folder.path();
         ["certificate=server.pem", "key=server.key"].map(|pair| {
@@ -95,7 +94,6 @@ pub(crate) fn server(issued: &Issued, clients: Option<&Authority>) -> ServerConf
     builder.with_single_cert(chain(&issued.certificate), key(issued)).unwrap()
 }
 
-/// Connects to the gateway with TLS.
 pub(crate) async fn connect(address: SocketAddr, config: ClientConfig) -> std::io::Result<TlsStream<TcpStream>> {
     let socket = TcpStream::connect(address).await?;
     socket.set_nodelay(true)?;
@@ -103,7 +101,7 @@ pub(crate) async fn connect(address: SocketAddr, config: ClientConfig) -> std::i
     TlsConnector::from(Arc::new(config)).connect(name, socket).await
 }
 
-/// A port that passes bytes on; dropping it closes all its connections.
+/// Dropping it closes all its connections.
 pub(crate) struct Tunnel {
     pub(crate) address: SocketAddr,
     accepting: JoinHandle<()>,
@@ -162,7 +160,6 @@ impl Tunnel {
         .await
     }
 
-    /// The `https` URL of the engine behind this port.
     pub(crate) fn https(&self) -> String {
         format!("https://{}", self.address)
     }

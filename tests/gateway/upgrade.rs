@@ -1,6 +1,6 @@
 //! A newer gateway takes the place of the running one.
 //!
-//! Both are programs. Other tests check which upgrades are refused.
+//! Both are programs.
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,6 @@ impl Home {
         self.folder.path().join(".sluice/upgrade.sock")
     }
 
-    /// Starts a gateway, and waits until its backend is ready.
     pub(crate) async fn start(&self) -> Program {
         let program = Program::start(&self.config()).await;
         ready(&program).await;
@@ -60,7 +59,6 @@ pub(crate) async fn upgrade(home: &Home, old: &mut Program) -> Program {
     new
 }
 
-/// Checks that an upgrade succeeds and that `old` ends.
 async fn is_replaced(home: &Home, mut old: Program) {
     let mut new = upgrade(home, &mut old).await;
     assert_eq!(old.code().await, Some(0), "{}", old.log);
@@ -187,7 +185,6 @@ async fn upgrades_may_follow_one_another_while_requests_run() {
     }
 }
 
-/// Sends a message of a newer gateway.
 pub(crate) async fn say(stream: &mut UnixStream, json: &str) {
     let length = u32::try_from(json.len()).unwrap().to_le_bytes();
     stream.write_all(&[&length[..], json.as_bytes()].concat()).await.unwrap();

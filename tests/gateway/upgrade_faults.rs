@@ -1,6 +1,5 @@
 //! Upgrades in which one of the two gateways fails, hangs or gives up.
 //!
-//! Other tests change the engines in an upgrade.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -32,7 +31,6 @@ impl Played {
         Self { door: UnixListener::bind(home.door()).unwrap(), clients }
     }
 
-    /// Accepts a new gateway and passes the client socket on to it.
     async fn accept(&self) -> UnixStream {
         let mut stream = timeout(TIMEOUT, self.door.accept()).await.expect("no gateway asks").unwrap().0;
         assert!(receive(&mut stream).await.contains("\"sluice_upgrade\":1"));
@@ -158,7 +156,6 @@ fn with_own_engine(home: &Home, startup: &str, other: &str) {
     std::fs::write(home.config(), format!("{head}{fleet}{pool}{launch}{other}")).unwrap();
 }
 
-/// Stops a gateway together with its engine.
 async fn end(mut program: Program) {
     program.signal(Signal::SIGTERM);
     assert_eq!(program.code().await, Some(0), "{}", program.log);

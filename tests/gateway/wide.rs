@@ -10,7 +10,6 @@ use crate::test_gateway::{TestGateway, eventually, one_pool};
 /// A chat that the engine keeps open until the test opens its gates.
 const HELD: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hold"}]}"#;
 
-/// An engine that keeps [`HELD`] open and completes all other requests.
 async fn engine() -> Engine {
     Engine::start(|_, request| match String::from_utf8_lossy(&request.body).contains("hold") {
         true => gated_stream(),
@@ -23,7 +22,6 @@ fn complete() -> Vec<Step> {
     vec![send(STREAM.to_owned() + &chunk(&event("one")) + &chunk(&ending()) + LAST)]
 }
 
-/// A streamed chat with these additional members.
 fn with(members: &str) -> Vec<u8> {
     chat(&STREAMED.replacen('{', &format!("{{{members},"), 1))
 }

@@ -35,7 +35,6 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("no {key} in {value}"))
 }
 
-/// Every expression of a file, including those of its annotations.
 fn expressions(board: &Value) -> Vec<&str> {
     let targets = list(board, "panels").iter().flat_map(|panel| list(panel, "targets"));
     targets.chain(list(&board["annotations"], "list")).map(|target| text(target, "expr")).collect()

@@ -27,7 +27,6 @@ mod scale;
 use std::fs;
 use std::path::PathBuf;
 
-/// The path of a file in the folder `grafana`.
 fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("grafana").join(name)
 }

@@ -23,7 +23,6 @@ pub(crate) fn to_come(metric: &str) -> bool {
     TO_COME.iter().any(|(name, _)| *name == metric) && families::ALL.iter().all(|family| family.name != metric)
 }
 
-/// The labels of a metric; `None` if there is no such metric.
 fn labels(metric: &str) -> Option<Vec<&'static str>> {
     let is = |family: &&Family| match family.kind {
         MetricKind::Histogram(_) => {
@@ -55,7 +54,6 @@ pub(crate) fn named(expr: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// Metrics and labels in an expression that do not exist.
 pub(crate) fn complaints(expr: &str) -> Vec<String> {
     let of = |(metric, selected): (String, Vec<String>)| match labels(&metric) {
         None => vec![format!("{metric} does not exist: {expr}")],

@@ -25,16 +25,14 @@ const FILTERS: [(&str, &str); 8] = [
 /// The relation between the value for several replicas and the value of each replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replicas {
-    /// The sum over replicas: requests, tokens, work in flight.
+    /// Requests, tokens, work in flight.
     Add,
     /// A value between the minimum and the maximum: shares, quantiles, and shared objects such as
     /// backends.
     Between,
-    /// Each replica has its own series.
     Apart,
 }
 
-/// One expression of a panel.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) expr: String,
@@ -92,7 +90,6 @@ pub(crate) fn quantiles(family: &str, filter: &str, by: &str) -> Vec<Target> {
     [0.5, 0.9, 0.99].map(|q| quantile(q, family, filter, by)).into()
 }
 
-/// A panel, or the title of a row.
 #[derive(Clone, Debug)]
 pub(crate) struct Panel {
     kind: &'static str,
@@ -102,7 +99,6 @@ pub(crate) struct Panel {
     more: Option<&'static str>,
     size: (u32, u32),
     pub(crate) targets: Vec<Target>,
-    /// `fieldConfig.defaults` and `options`.
     field: Value,
     options: Value,
 }
@@ -152,7 +148,7 @@ pub(crate) fn heatmap(title: &'static str, unit: &str, bucket: Target) -> Panel 
     Panel { kind: "heatmap", title, about: "", more: None, size: (12, 9), targets: vec![bucket], field, options }
 }
 
-/// States over time: each value has a name and a colour.
+/// Each value has a name and a colour.
 pub(crate) fn timeline(title: &'static str, words: &[(u32, &str, &str)], targets: Vec<Target>) -> Panel {
     let shown = words
         .iter()

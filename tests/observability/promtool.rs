@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use sluice_gateway::telemetry::Telemetry;
 
-/// Runs promtool on `input`; `None`, with a message, when it is not installed.
+/// `None`, with a message, when it is not installed.
 pub(crate) fn promtool(args: &[&str], input: &str) -> Option<(bool, String)> {
     let spawned =
         Command::new("promtool").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();

@@ -16,7 +16,6 @@ const TESTS: [&str; 2] = ["prometheus/test.yml", "prometheus/test-days.yml"];
 const TEST: &str = "\n  - name: ";
 const ALERT: &str = "- alert: ";
 
-/// The rest of each line that begins with `key`.
 fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().filter_map(move |line| line.trim_start().strip_prefix(key))
 }

@@ -21,7 +21,6 @@ const MAX_BYTES: usize = 3_000_000;
 /// Set in the environment of the process that simulates a day.
 const DAY: &str = "SLUICE_TEST_DAY";
 const HOURS: u32 = 24;
-/// Simulated time between two rounds of requests.
 const ROUND: Duration = Duration::from_secs(10);
 const ROUNDS_OF_A_SCRAPE: u32 = 180;
 /// Allowed growth of resident memory from the first hour to the last, bytes: memory that an
@@ -32,7 +31,6 @@ fn series(page: &str) -> impl Iterator<Item = &str> {
     page.lines().filter(|line| !line.starts_with('#')).filter_map(|line| Some(line.rsplit_once(' ')?.0))
 }
 
-/// The values of each label on a page.
 fn values(page: &str) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (_, labels) in series(page).filter_map(|name| name.split_once('{')) {

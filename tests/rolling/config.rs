@@ -18,15 +18,12 @@ use crate::load::Load;
 use crate::ports::free_port;
 use crate::rig::{ENGINES, Rig};
 
-/// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The status of every engine that the gateway runs.
 pub(crate) async fn engines(rig: &Rig) -> anyhow::Result<Vec<EngineView>> {
     Ok(rig.status().await?.pools[0].backends.iter().filter_map(|backend| backend.engine.clone()).collect())
 }
 
-/// Waits until all engines serve with these settings.
 async fn all_run_with(rig: &Rig, settings: &str) -> anyhow::Result<()> {
     rig.until(&format!("all run with {settings}"), async |rig| {
         let engines = engines(rig).await?;
@@ -462,7 +459,6 @@ async fn engines_that_swap_their_devices_never_share_one() {
     timeout(LIMIT, swapped).await.expect("took longer than allowed").unwrap();
 }
 
-/// The devices that the processes of an engine may see.
 fn devices_of(rig: &Rig, name: &str) -> anyhow::Result<std::collections::BTreeSet<String>> {
     let visible = |pid: &i32| {
         let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();

@@ -14,14 +14,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Clients at the same time.
 const CLIENTS: usize = 6;
-/// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(90);
-/// Pause of a client between two requests.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A request without a whole response.
 #[derive(Clone, Debug)]
 #[expect(dead_code, reason = "what happened is there to be printed")]
 pub(crate) struct Loss {
@@ -32,7 +28,6 @@ pub(crate) struct Loss {
     pub(crate) what: String,
 }
 
-/// The clients and their results.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -68,12 +63,10 @@ impl Load {
         Self { stop, done, clients }
     }
 
-    /// Responses read to their end so far.
     pub(crate) fn completed(&self) -> u64 {
         self.done.load(Relaxed)
     }
 
-    /// Lets every client finish its request; returns all losses.
     pub(crate) async fn end(self) -> Vec<Loss> {
         self.stop.store(true, Relaxed);
         self.clients.join_all().await.into_iter().flatten().collect()

@@ -98,7 +98,6 @@ struct Window {
 }
 
 impl Window {
-    /// Whether the fault itself caused a loss.
     fn explains(&self, loss: &Loss) -> bool {
         let meanwhile = loss.began <= self.until && loss.ended >= self.from;
         meanwhile && self.backend.is_none_or(|backend| loss.backend.as_deref() == Some(backend))
@@ -240,7 +239,6 @@ async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<L
     }
 }
 
-/// Checks the outcome, the running flags and the journal.
 async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChange) -> anyhow::Result<()> {
     let (outcomes, reason): (&[&str], &str) = match fault {
         Fault::None | Fault::SigtermIgnored | Fault::OrphanChild | Fault::GatewayUpgraded => (&["done"], ""),

@@ -23,9 +23,7 @@ use crate::processes;
 use crate::program::binary;
 use crate::serve::{self, serve};
 
-/// Time limit of every wait.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between two checks of a condition.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 pub(crate) const ENGINES: [&str; 3] = ["a", "b", "c"];
 
@@ -102,14 +100,12 @@ impl Rig {
         self.settled().await
     }
 
-    /// Sends SIGKILL to the gateway; its engines are left alone.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
         child.kill().await?;
         Ok(())
     }
 
-    /// Sends SIGTERM and waits for exit status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         let mut child = self.child.take().context("the gateway does not run")?;
         serve::signal(&child, Signal::SIGTERM)?;
@@ -122,7 +118,7 @@ impl Rig {
         Ok(self.admin.get("/admin/status").await?)
     }
 
-    /// Requests a restart; returns the number of the change.
+    /// Returns the number of the change.
     pub(crate) async fn restart(&self, name: &str, sets: &[String], switches: &[&str]) -> anyhow::Result<u64> {
         let flags: Vec<_> = sets.iter().map(|set| flag(set)).collect::<Result<_, _>>()?;
         let (hold, cut) = (switches.contains(&"hold"), switches.contains(&"cut"));
@@ -130,26 +126,22 @@ impl Rig {
         Ok(self.admin.restart("p", name, &RestartOptions { hold, cut, ..flags }).await?.change)
     }
 
-    /// Takes a backend out of rotation, as an operator does.
     pub(crate) async fn drain(&self, name: &str) -> anyhow::Result<()> {
         let _: Value = self.admin.post(&format!("/admin/backends/p/{name}/drain")).await?;
         Ok(())
     }
 
-    /// Puts a backend back into rotation.
     pub(crate) async fn enable(&self, name: &str) -> anyhow::Result<()> {
         let _: Value = self.admin.post(&format!("/admin/backends/p/{name}/enable")).await?;
         Ok(())
     }
 
-    /// Changes the configuration and reloads it.
     pub(crate) async fn reconfigure(&self, from: &str, to: &str) -> anyhow::Result<()> {
         self.edit(from, to)?;
         let _: Value = self.admin.post("/admin/reload").await?;
         Ok(())
     }
 
-    /// Replaces every `from` in the configuration file.
     pub(crate) fn edit(&self, from: &str, to: &str) -> anyhow::Result<()> {
         let path = self.path("sluice.toml");
         let text = fs::read_to_string(&path)?;
@@ -187,7 +179,6 @@ impl Rig {
         Ok(true)
     }
 
-    /// Waits until all engines serve and no change is under way.
     pub(crate) async fn settled(&self) -> anyhow::Result<()> {
         self.until("all engines serve", async |rig| {
             let Ok(status) = rig.status().await else { return Ok(false) };
@@ -219,12 +210,10 @@ impl Rig {
         self.folder.path().join(name)
     }
 
-    /// The last 60 lines that the gateway logged.
     pub(crate) fn log(&self) -> String {
         serve::log(self.folder.path(), 60)
     }
 
-    /// All entries of the journal, oldest first.
     pub(crate) fn journal(&self) -> anyhow::Result<Vec<Value>> {
         let mut lines = Vec::new();
         for name in [".sluice/journal.1.jsonl", ".sluice/journal.jsonl"] {
@@ -253,7 +242,6 @@ impl Rig {
 }
 
 impl Drop for Rig {
-    /// A failed test leaves no engines behind.
     fn drop(&mut self) {
         drop(self.child.take());
         processes::kill_with(self.of_engine());

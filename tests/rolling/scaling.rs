@@ -15,7 +15,6 @@ use crate::config::{controlled, ends_well, engines, long_stream};
 use crate::load::Load;
 use crate::rig::{ENGINES, LOOK, Rig};
 
-/// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(240);
 /// The line of the file that the first reload replaces.
 const MODELS: &str = "models = [\"m\"]\n";
@@ -38,7 +37,6 @@ impl Bounds {
     }
 }
 
-/// The life step of each engine.
 async fn steps(rig: &Rig) -> anyhow::Result<Vec<String>> {
     Ok(engines(rig).await?.into_iter().map(|engine| engine.step).collect())
 }

@@ -27,7 +27,6 @@ pub(crate) const SUSPECTED: &str = "suspected_crash";
 /// Concurrent clients, before `SLUICE_SOAK_SCALE`: more than the slots of all backends, so that a
 /// queue forms.
 const CLIENTS: usize = 96;
-/// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Output tokens of an endless request: 1,000 s at the mock's pace, two minutes at the simulated
 /// engine's pace.
@@ -42,12 +41,9 @@ const PIECE: usize = 4_096;
 /// Maximum number of distinct kinds of failures.
 const MAX_KINDS: usize = 16;
 
-/// Counts of the clients of one model.
 #[derive(Default, Debug)]
 pub(crate) struct Tally {
-    /// Requests sent whole.
     pub(crate) sent: u64,
-    /// Responses read to their end.
     pub(crate) completed: u64,
     /// Clients that left before they read anything.
     pub(crate) left_at_once: u64,
@@ -64,7 +60,6 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// All clients that left.
     pub(crate) fn left(&self) -> u64 {
         self.left_at_once + self.left_at_head + self.left_in_content
     }
@@ -153,7 +148,6 @@ impl LoadClients {
         Arc::new(Self { ports, requests, seed, next: AtomicU64::new(0) })
     }
 
-    /// Requests that have begun.
     pub(crate) fn begun(&self) -> u64 {
         self.next.load(Relaxed).min(self.requests)
     }
@@ -205,7 +199,6 @@ async fn connect(port: u16, is_slow: bool) -> std::io::Result<TcpStream> {
     socket.connect(([127, 0, 0, 1], port).into()).await
 }
 
-/// Sends one request and reads the response until the plan ends it.
 async fn exchange(
     port: u16,
     plan: &RequestPlan,

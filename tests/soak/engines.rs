@@ -17,15 +17,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::engine::{Counters, serve};
 
-/// Time limit for a started engine to accept connections.
 const START: Duration = Duration::from_secs(20);
-/// Pause between two attempts to connect or bind.
 const RETRY: Duration = Duration::from_millis(20);
 /// Speed of a simulated engine, as a multiple of the modelled GPU: short responses take about ten
 /// milliseconds, endless ones two minutes.
 const SIM_SPEED: u32 = 5;
 
-/// The kind of engine behind the gateway.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     /// The mock of `benches/overhead`, inside this process.
@@ -52,16 +49,13 @@ enum Running {
     Sim(Child, u32),
 }
 
-/// One engine with its own port.
 pub(crate) struct Engine {
-    /// The loopback port on which the engine listens.
     pub(crate) port: u16,
     model: &'static str,
     running: Running,
 }
 
 impl Engine {
-    /// Starts an engine that serves `model` on a free port.
     pub(crate) async fn start(kind: Kind, model: &'static str) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
@@ -100,7 +94,6 @@ impl Engine {
         }
     }
 
-    /// Starts the engine again on its port.
     pub(crate) async fn revive(&mut self) -> anyhow::Result<()> {
         match &mut self.running {
             Running::Mock(counters, task) => {

@@ -7,7 +7,6 @@
 //! fewer slots than clients, so that requests queue, spill and are shed. Every eighth file is
 //! invalid and must change nothing.
 //!
-//! The access log is kept: `records.rs` counts its lines, one per request.
 
 use std::fs;
 use std::path::PathBuf;
@@ -114,9 +113,7 @@ const SETTINGS: [Settings; 6] = [
 ];
 
 pub(crate) struct Gateway {
-    /// The port for clients.
     pub(crate) port: u16,
-    /// The port of the metrics.
     pub(crate) admin: u16,
     /// Reloads so far, of valid and of invalid files.
     pub(crate) reloads: [u64; 2],
@@ -154,7 +151,6 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Writes another file and makes the gateway reload it.
     pub(crate) fn reload(&mut self) -> anyhow::Result<()> {
         let number = self.reloads[0] + self.reloads[1] + 1;
         let wrong = number.is_multiple_of(WRONG_EVERY);
@@ -179,7 +175,6 @@ impl Gateway {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// The last 20 lines that the gateway logged.
     pub(crate) fn log(&self) -> String {
         serve::log(self.folder.path(), 20)
     }
@@ -189,7 +184,7 @@ impl Gateway {
         self.folder.path().join("access.jsonl")
     }
 
-    /// Sends SIGTERM. With nothing in flight the gateway exits soon, with status 0.
+    /// With nothing in flight the gateway exits soon, with status 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         serve::signal(&self.child, Signal::SIGTERM)?;
         let status = timeout(TIMEOUT, self.child.wait()).await.context("did not end after SIGTERM")??;
@@ -216,7 +211,7 @@ fn text([port, admin]: [u16; 2], engines: &[u16], settings: &Settings) -> String
     text
 }
 
-/// Adds the pool for short (0) or long (1) prompts of a model to the text.
+/// Adds the pool for short (0) or long (1) prompts.
 fn pool(text: &mut String, settings: &Settings, model: &str, which: usize, range: &str, ports: &[u16]) {
     let names = [model.to_owned(), format!("{model}-long")];
     let spill = if settings.spill[which] { format!("{:?}", names[1 - which]) } else { String::new() };

@@ -76,7 +76,6 @@ const OVERHEAD: Duration = Duration::from_secs(90);
 const PER_REQUEST: Duration = Duration::from_millis(5);
 /// Time limit for the last counters to settle after the last client has left.
 const SETTLE: Duration = Duration::from_secs(30);
-/// Pause between two checks of a condition.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// A soak with at least this many requests fails unless every situation occurred.
 const THOROUGH: u64 = 10_000;
@@ -102,7 +101,6 @@ pub(crate) fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
-/// The factor for clients, slots and queues.
 fn scale() -> u32 {
     u32::try_from(setting("SLUICE_SOAK_SCALE", 1)).unwrap_or(1)
 }
@@ -217,7 +215,6 @@ async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory and descriptors of the gateway.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Footprint {
     /// Resident, bytes.
@@ -230,7 +227,6 @@ impl Footprint {
         Self { memory: page.sum("process_resident_memory_bytes", &[]), descriptors: page.sum("process_open_fds", &[]) }
     }
 
-    /// The larger memory and the larger number of descriptors.
     pub(crate) fn max(self, other: Self) -> Self {
         Self { memory: self.memory.max(other.memory), descriptors: self.descriptors.max(other.descriptors) }
     }
@@ -242,7 +238,6 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// Observations while the clients were running.
 #[derive(Default)]
 struct ObservedTotals {
     kills: u64,
@@ -272,7 +267,6 @@ impl ObservedTotals {
         self.most_unread = self.most_unread.max(page.sum("sluice_response_bytes", &[]));
     }
 
-    /// Checks that every situation occurred.
     fn is_thorough(&self, records: &[Records; 2], requests: u64) -> anyhow::Result<()> {
         // A kill and the start that follows take two seconds, in which thousands of requests pass.
         let kills = (requests / THOROUGH).min(10);
@@ -344,7 +338,6 @@ fn outcome(page: &Page, model: usize, outcome: &str) -> u64 {
     page.sum("sluice_requests_total", &[("model", MODELS[model]), ("outcome", outcome)])
 }
 
-/// Checks the numbers of the model whose engines never died.
 fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow::Result<()> {
     ensure!(tally.failed == 0, "requests to engines that never died failed: {:?}", tally.failures);
     for (outcome, n) in &records.outcomes {

@@ -1,7 +1,7 @@
 //! A metrics page in Prometheus' text format.
 //!
 //! It reads sums of whole numbers over the series with given labels. Types, histograms and escapes
-//! in label values are not supported. A page is fetched over a new connection.
+//! in label values are not supported.
 
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -9,13 +9,11 @@ use tokio::net::TcpStream;
 
 use crate::reply::Reply;
 
-/// Maximum length of a page, bytes.
 const MAX_PAGE: usize = 4 << 20;
 
 pub(crate) struct Page(String);
 
 impl Page {
-    /// Fetches `/metrics` from a loopback port.
     pub(crate) async fn fetch(port: u16) -> anyhow::Result<Self> {
         let mut socket = TcpStream::connect(("127.0.0.1", port)).await.context("metrics")?;
         let request = format!("GET /metrics HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
@@ -37,12 +35,10 @@ impl Page {
         })
     }
 
-    /// Whether the page has any series of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.series(name).next().is_some()
     }
 
-    /// Sum over the series of `name` that carry all `labels`.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
         let carries = |text: &str| {
             let wanted = |(key, value): &(&str, &str)| {

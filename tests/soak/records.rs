@@ -1,8 +1,8 @@
 //! The gateway's access log after it has stopped: one line per request, and when its client left.
 //!
-//! The metrics count outcomes. The log also shows when a client left: while queued (no backend),
-//! before the first token (a backend but no status) or during the response. The log is read line by
-//! line; only a hash of each request id is kept.
+//! Unlike the metrics, it shows when a client left: while queued (no backend), before the first
+//! token (a backend but no status) or during the response. The log is read line by line; only a
+//! hash of each request id is kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -13,16 +13,13 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use twox_hash::XxHash3_64;
 
-/// Sums over the lines of one model.
 #[derive(Default, Debug)]
 pub(crate) struct Records {
     /// Lines by outcome; shed ones also by reason.
     pub(crate) outcomes: BTreeMap<String, u64>,
-    /// Clients that left while they queued.
     pub(crate) gone_queued: u64,
     /// Clients that left after a backend was chosen and before the response began.
     pub(crate) gone_waiting: u64,
-    /// Clients that left during the response.
     pub(crate) gone_answered: u64,
     /// Requests that were queued for longer than a millisecond.
     pub(crate) queued: u64,
@@ -51,7 +48,6 @@ impl Records {
         self.outcomes.values().sum()
     }
 
-    /// Lines of an outcome, for any reason.
     pub(crate) fn outcome(&self, outcome: &str) -> u64 {
         self.outcomes.iter().filter(|(key, _)| key.split(' ').next() == Some(outcome)).map(|(_, n)| n).sum()
     }

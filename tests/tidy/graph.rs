@@ -18,7 +18,6 @@ enum Part {
     Product,
 }
 
-/// The files, indexed by crate and module.
 struct Files<'a> {
     sources: &'a [Source],
     by_module: HashMap<(&'a str, &'a [String]), usize>,

@@ -1,11 +1,10 @@
 //! The project rules that a compiler does not check.
 //!
-//! Layers: the compiler enforces the layers between crates, if their manifests are right. This test
-//! checks the manifests, and the layers inside a crate: `lib.rs` declares the modules lowest layer
-//! first, and a file uses only modules declared above its own. Other rules forbid import cycles
-//! among files, restrict replaceable libraries (pingora, prometheus) and starting processes to a
-//! few modules, forbid clocks and randomness in modules that are tested on paused time, and limit
-//! the length of files and functions.
+//! The compiler enforces the layers between crates, if their manifests are right. This test checks
+//! the manifests, and the layers inside a crate: `lib.rs` declares the modules lowest layer first,
+//! and a file uses only modules declared above its own. Other rules are about import cycles,
+//! replaceable libraries, starting processes, clocks and randomness in modules that are tested on
+//! paused time, and the length of files and functions.
 //!
 //! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must
 //! find nothing that `excuses.toml` does not list, and on a bad snippet, where it must find
@@ -31,9 +30,7 @@ use source::{Source, parse, root, rust_files};
 struct Excuses {
     /// Folders of crates whose `lib.rs` does not declare its modules lowest layer first.
     unordered: BTreeMap<String, String>,
-    /// Files in import cycles.
     cycles: BTreeMap<String, String>,
-    /// Functions that are too long.
     functions: BTreeMap<String, String>,
     words: Words,
 }

@@ -41,7 +41,6 @@ const PURE: &[&str] = &[
     "sim/engine",
     "sim/virtual_server",
 ];
-/// Names that a pure module must not use.
 const IMPURE: &[&str] = &[
     "Instant::now",
     "SystemTime",
@@ -73,15 +72,12 @@ const SPAWNERS: &[&str] = &["fleet", "cli/demo", "cli/sim"];
 
 /// Minimum number of `//!` lines at the start of a file: what it is, why, the rule, the bounds.
 const HEADER_LINES: usize = 3;
-/// Maximum lines of a file.
 const FILE_LINES: usize = 500;
 /// Maximum lines of `src/main.rs`, which only calls the library.
 const MAIN_LINES: usize = 60;
-/// Maximum columns of a line of comment.
 const COMMENT_COLUMNS: usize = 100;
 /// Words that often stand where a noun belongs, each with the most uses in 1,000 words of comments.
 const PRONOUNS: [(&str, f64); 3] = [("what", 1.0), ("those", 0.5), ("its", 3.0)];
-/// Maximum lines of a function.
 const FUNCTION_LINES: usize = 80;
 
 /// Whether the code names the parts of `what` one after another.
@@ -140,7 +136,6 @@ pub(crate) fn confinement(sources: &[Source]) -> Vec<String> {
     complaints
 }
 
-/// Only a few modules start processes.
 pub(crate) fn spawning(sources: &[Source]) -> Vec<String> {
     let elsewhere = sources.iter().filter(|source| !SPAWNERS.iter().any(|place| source.is_in(place)));
     let complain = |source: &Source| {
@@ -170,7 +165,6 @@ pub(crate) fn headers(sources: &[Source]) -> Vec<String> {
     sources.iter().filter_map(complain).collect()
 }
 
-/// Files are short enough to read.
 pub(crate) fn lengths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let complain = |(path, text): (&str, &str)| {
         let limit = if path == "src/main.rs" { MAIN_LINES } else { FILE_LINES };
@@ -180,7 +174,6 @@ pub(crate) fn lengths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -
     files.into_iter().filter_map(complain).collect()
 }
 
-/// Comments are narrow enough to read.
 pub(crate) fn widths<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<String> {
     let of_file = |(path, text): (&'a str, &'a str)| {
         let wide = comments(text).filter(|(_, line)| line.chars().count() > COMMENT_COLUMNS);

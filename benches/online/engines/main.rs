@@ -3,11 +3,11 @@
 //! It shows which values wrong flags reach, how many restarts that takes, and how requests fare;
 //! planted faults; situations without a gain; loads that change with the hours.
 //!
-//! The binary that `cargo bench --no-run -p sluice-lab --bench engines` names reads only the files
-//! that it is given (and `config/one-pool.toml`, which these files name), so it runs on any machine
-//! with the folder `config`. `--from SEED --seeds N --jobs N` runs N seeds: SEED and every
-//! sixteenth number after it. A line is written when a run has ended. Faults: "10 % slower",
-//! "crashes under load", "hangs under load", "fails for long prompts", "no difference".
+//! The binary that `cargo bench --no-run -p sluice-lab --bench engines` builds runs on any machine
+//! with the folder `config`: it reads only the given files and `config/one-pool.toml`, which they
+//! name. `--from SEED --seeds N --jobs N` runs N seeds: SEED and every sixteenth number after it. A
+//! line is written when a run has ended. Faults: "10 % slower", "crashes under load", "hangs under
+//! load", "fails for long prompts", "no difference".
 //!
 //! ```sh
 //! cd config/lab/tuner/engines

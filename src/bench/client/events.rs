@@ -1,17 +1,17 @@
-//! Parses a response stream into messages, without code of the gateway's parser (`openai::sse`,
+//! Parses a response stream into messages. Shares no code with the gateway's parser (`openai::sse`,
 //! `meter`), so that a mistake there shows in the results.
 //!
-//! Framing: lines end with LF or CRLF; a byte order mark may come first. A line `data: <JSON>` is
-//! one message, `data: [DONE]` the end. JSON in several data lines is joined, as SSE specifies.
-//! Other lines are ignored, but data without choices and usage after `event: error` is an error.
+//! Lines end with LF or CRLF; a byte order mark may come first. A line `data: <JSON>` is one
+//! message, `data: [DONE]` the end; JSON in several data lines is joined. Other lines are ignored,
+//! but data without choices and usage after `event: error` is an error.
 //!
 //! As in `vllm bench serve`, `null` counts as absent, and these messages are *token events*.
 //! Completions: `choices` is not empty (the text may be). Chat: a delta has non-empty content,
 //! reasoning or calls; or empty content and no role, which excludes the first chunk.
 //!
 //! A top-level `error` is a failure whatever the HTTP status. So is `finish_reason` `abort`, which
-//! vLLM sends when it shuts down (`vllm bench serve` counts a success). Bounds: [`MAX_LINE`] bytes
-//! of an unfinished message; texts of [`MAX_CHOICES`] choices.
+//! vLLM sends when it shuts down (`vllm bench serve` counts a success). Bounds: [`MAX_LINE`],
+//! [`MAX_TEXT`], [`MAX_CHOICES`].
 
 use std::borrow::Cow;
 
@@ -21,13 +21,13 @@ use serde_json::value::RawValue;
 
 use crate::load::body::Api;
 
-/// The longest unfinished message in bytes, far longer than any event of a generation.
+/// The longest unfinished message, bytes.
 pub const MAX_LINE: usize = 1 << 20;
 
-/// The text of a choice is kept up to about this many bytes: a million tokens.
+/// Kept bytes of a choice's text, about a million tokens.
 pub const MAX_TEXT: usize = 4 << 20;
 
-/// Choices that are distinguished. A higher index counts as the last of them.
+/// Choices that are distinguished; a higher index counts as the last of them.
 pub const MAX_CHOICES: usize = 64;
 
 /// One message.
@@ -43,7 +43,7 @@ pub struct Message {
     pub error: Option<StreamError>,
     /// Whether this is `[DONE]`.
     pub done: bool,
-    /// Whether the server aborted the response (`finish_reason` is `abort`).
+    /// Whether the server aborted the response (`finish_reason: abort`).
     pub aborted: bool,
     /// The choices mentioned: one bit for each index.
     pub choices: u64,
@@ -51,7 +51,7 @@ pub struct Message {
     pub finished: u64,
 }
 
-/// Token counts by the server. A missing count, `null` or not a number, is `None`.
+/// Token counts by the server. An unreadable count is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
@@ -97,8 +97,8 @@ pub enum EventError {
     TooLong,
 }
 
-/// Splits a stream into messages, whatever the read boundaries. A line is parsed without waiting
-/// for the blank line after it, because vLLM writes each message on one line.
+/// Splits a stream into messages, whatever the read boundaries. A line is parsed before the blank
+/// line after it, because vLLM writes each message on one line.
 #[derive(Debug)]
 pub struct EventReader {
     api: Api,
@@ -112,7 +112,6 @@ struct Event {
     begun: bool,
     any_data: bool,
     error: bool,
-    /// Data lines that are not complete JSON yet.
     partial: Vec<u8>,
 }
 
@@ -289,7 +288,6 @@ struct Choice<'a> {
     finish_reason: Option<&'a RawValue>,
 }
 
-/// `role` counts as present even when it is `null`.
 #[derive(Deserialize)]
 struct Delta<'a> {
     #[serde(borrow, default, deserialize_with = "present")]

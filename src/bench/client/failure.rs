@@ -1,7 +1,7 @@
 //! Why a request failed.
 //!
 //! The text of a failure is a key in results and reports, so it is part of the format of result
-//! files. [`LoadClient`](super::load_client::LoadClient) keeps the server's error message.
+//! files.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum RequestFailure {
     InStream(Option<u16>),
     /// The server aborted the request (`finish_reason` is `abort`).
     Aborted,
-    /// The stream ended without `[DONE]`, a finish reason or usage.
+    /// No `[DONE]`, finish reason or usage at the end of the stream.
     Truncated,
     /// A complete stream without a token event.
     Empty,

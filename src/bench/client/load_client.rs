@@ -1,13 +1,11 @@
 //! The client of the load generator: sends one request and returns the timing.
 //!
-//! TTFT counts from the caller's start (just before the request is sent, so connection set-up is
-//! included) to the first token event, ITL between token events, E2EL to the last one. Failures
-//! have no timing. A client that leaves on purpose closes the connection, which is how vLLM notices
-//! it.
+//! TTFT counts from the caller's start, just before the request is sent, to the first token event,
+//! so it includes connection set-up; ITL between token events, E2EL to the last one. Failures have
+//! no timing. A client that leaves on purpose closes the connection, which is how vLLM notices it.
 //!
-//! Several targets are used in turn. The gateway's routing headers are kept. The client speaks
-//! HTTP/1.1 with keep-alive and sends a request once, except after a dead idle connection
-//! (`target`).
+//! Several targets are used in turn. The gateway's routing headers are kept. A request is sent
+//! once, except after a dead idle connection (`target`).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -33,16 +31,16 @@ use crate::error::BenchError;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The longest error body that is read so that the connection can be reused, bytes.
+/// The longest error body that is read to reuse the connection, bytes.
 const MAX_REFUSAL: usize = 64 << 10;
 const MAX_REASON: usize = 300;
 const MAX_REASONS: usize = 16;
 /// Wait of a client that leaves before the first token.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
 const OPENING: usize = 32;
-/// Time limit for opening connections ahead, so that the first ones do not idle for too long.
+/// Time limit for opening connections ahead, so that the first ones do not idle for long.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
-/// The most names (of pools, backends and arms) that records share.
+/// The most names of pools, backends and arms.
 const MAX_NAMES: usize = 4_096;
 
 /// How the gateway routed a request, by the response headers. Empty without a gateway.
@@ -74,12 +72,12 @@ pub struct LoadClient {
 
 impl LoadClient {
     /// A client for the servers at `urls` (`http://host:port` or `https://host`, with an optional
-    /// path prefix). A request times out after `limit`.
+    /// path prefix) and the timeout `limit` of a request.
     pub fn new(urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         Self::trusting(Trust::System, urls, api, limit)
     }
 
-    /// Like [`LoadClient::new`], with a choice of trusted https servers.
+    /// [`LoadClient::new`] with a choice of trusted https servers.
     pub fn trusting(trust: Trust, urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         let tls = TlsSettings::new(trust);
         if urls.is_empty() {
@@ -104,7 +102,7 @@ impl LoadClient {
         Ok(Self::trusting(self.tls.trust, urls, self.api, self.limit)?.with_headers(self.headers.clone()))
     }
 
-    /// Adds `headers` (an API key, for example) to every request.
+    /// Adds `headers` to every request.
     #[must_use]
     pub fn with_headers(self, headers: HeaderMap) -> Self {
         Self { headers, ..self }
@@ -130,7 +128,7 @@ impl LoadClient {
         &self.tls
     }
 
-    /// The headers of every request.
+    /// Headers of every request.
     pub fn headers(&self) -> &HeaderMap {
         &self.headers
     }
@@ -140,8 +138,7 @@ impl LoadClient {
         self.reasons.lock().clone()
     }
 
-    /// Opens `count` connections over the servers, 32 at a time, within 2 s. Requests open the
-    /// others.
+    /// Opens `count` connections over the servers, 32 at a time, within 2 s.
     pub async fn open(&self, count: usize) {
         let opening = async {
             for begin in (0..count).step_by(OPENING) {
@@ -153,8 +150,8 @@ impl LoadClient {
         let _ = tokio::time::timeout(OPEN_LIMIT, opening).await;
     }
 
-    /// Sends GET `path` to each server in turn, with the timeout `limit`. Returns status and body;
-    /// a body of more than `max` bytes is an error.
+    /// Sends GET `path` to each server in turn, with the timeout `limit`. Returns status and body
+    /// of at most `max` bytes.
     pub async fn get_each(&self, path: &str, max: usize, limit: Duration) -> Vec<Result<(u16, Bytes), RequestFailure>> {
         let mut responses = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
@@ -182,7 +179,7 @@ impl LoadClient {
         self.send_with_routing(request, start, &mut RoutingInfo::default()).await
     }
 
-    /// Like [`LoadClient::send`]; also sets `routing`, even if the request fails after the response
+    /// [`LoadClient::send`] that also sets `routing`, even if the request fails after the response
     /// head.
     pub async fn send_with_routing(
         &self,
@@ -276,7 +273,6 @@ fn span_of(timing: &str, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(millis / 1e3).ok()
 }
 
-/// `None` if the body is too long or incomplete.
 async fn drain(connection: &mut HttpConnection, mut body: Incoming) -> Option<Vec<u8>> {
     let mut read = Vec::new();
     while let Some(frame) = connection.drive(body.frame()).await {

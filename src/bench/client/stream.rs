@@ -4,9 +4,9 @@
 //! the body ended properly, had a token event and no error, and marked the end: by `[DONE]`, by a
 //! finish reason for every choice, or by usage without choices. Everything else is a
 //! [`RequestFailure`] without a timing, because fast refusals would improve percentiles. (`vllm
-//! bench serve` needs no such mark.)
+//! bench serve` needs no mark of the end.)
 //!
-//! Chunks never count as tokens: a chunk may hold several. Bounds: [`MAX_EVENTS`] token events.
+//! Chunks never count as tokens. Bounds: [`MAX_EVENTS`] token events.
 
 use std::time::Duration;
 
@@ -38,12 +38,12 @@ pub struct Timing {
     pub prompt_tokens: Option<u64>,
     /// Prompt tokens found in the prefix cache, by the server's usage.
     pub cached_tokens: Option<u64>,
-    /// The texts of the choices, if the request asked for them.
+    /// The texts of the choices, if requested.
     pub texts: Option<Vec<ChoiceText>>,
 }
 
 impl Timing {
-    /// The text of the first choice, if the request asked for it.
+    /// The text of the first choice, if requested.
     pub fn text(&self) -> Option<&str> {
         let texts = self.texts.as_ref()?;
         Some(texts.first().map_or("", |first| first.text.as_str()))
@@ -53,7 +53,7 @@ impl Timing {
 /// Reads the response stream of `request`.
 ///
 /// # Errors
-/// The stream is incomplete, malformed or reports an error; or the client left as requested.
+/// The stream is incomplete, malformed or reports an error; or the client left on purpose.
 pub(super) async fn read_stream(
     api: Api,
     connection: &mut HttpConnection,
@@ -104,7 +104,6 @@ struct StreamState {
     endless: bool,
     done: bool,
     aborted: bool,
-    /// One bit for each choice; `finished`: choices with a finish reason.
     choices: u64,
     finished: u64,
 }

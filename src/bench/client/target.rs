@@ -1,12 +1,11 @@
 //! One server: the address and the idle connections.
 //!
 //! The most recently used idle connection is reused first. If it breaks before the first byte of a
-//! response, the request is sent again on a new connection, as HTTP clients do; the latency still
-//! counts from the first send.
+//! response, the request is sent again on a new connection; the latency still counts from the first
+//! send.
 //!
 //! The task that waits for a response also polls the connection ([`HttpConnection::drive`]). With a
-//! second task, writing a request and reading the clock would wait for the scheduler: milliseconds
-//! with 500 streams on two cores.
+//! second task, sending would wait for the scheduler: milliseconds with 500 streams on two cores.
 //!
 //! Bounds: as many idle connections as were opened ahead or in use at once.
 
@@ -37,7 +36,6 @@ use crate::error::BenchError;
 /// Longest reuse of an idle connection: vLLM closes it after 5 s.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
-/// The I/O part, which must be polled.
 type HyperConnection = Connection<TokioIo<Either<TcpStream, Box<TlsStream<TcpStream>>>>, Full<Bytes>>;
 
 #[derive(Debug)]
@@ -86,7 +84,6 @@ pub(crate) struct Target {
     /// `host:port`, for connecting and for the `Host` header.
     authority: String,
     host: HeaderValue,
-    /// `None` for an http address.
     tls: Option<(TlsConnector, ServerName<'static>)>,
     /// Without a trailing slash.
     base: String,
@@ -133,7 +130,7 @@ impl Target {
     }
 
     /// Sends the request that `make` builds and waits for the response head. After the body, the
-    /// caller returns the connection with [`Target::put_back`].
+    /// caller calls [`Target::put_back`].
     pub(crate) async fn send(
         &self,
         make: impl Fn() -> Request<Full<Bytes>>,
@@ -154,7 +151,7 @@ impl Target {
         Ok((connection, response))
     }
 
-    /// Sends GET `path`. A body of more than `max` bytes is an error.
+    /// Sends GET `path`; a body over `max` bytes is an error.
     pub(crate) async fn get(
         &self,
         path: &str,
@@ -186,7 +183,7 @@ impl Target {
         }
     }
 
-    /// Opens a connection and keeps it. A failure is ignored.
+    /// Opens a connection and keeps it; ignores a failure.
     pub(crate) async fn open(&self) {
         if let Ok(connection) = self.connect().await {
             self.put_back(connection).await;
@@ -195,7 +192,6 @@ impl Target {
 
     async fn connect(&self) -> Result<HttpConnection, RequestFailure> {
         let socket = TcpStream::connect(&self.authority).await.map_err(|_| RequestFailure::Connect)?;
-        // Sends small requests without delay, or else they are only slower.
         let _ = socket.set_nodelay(true);
         let stream = match &self.tls {
             None => Either::Left(socket),

@@ -1,8 +1,9 @@
-//! TLS for https addresses: which certificates are accepted, and the handshake.
+//! TLS for https addresses: the accepted certificates, and the handshake.
 //!
-//! Accepted CAs are the machine's, or the ones in `SSL_CERT_FILE` and `SSL_CERT_DIR`. They are read
-//! at the first https address, because reading takes milliseconds. [`Trust::Anyone`] accepts every
-//! certificate, like `--insecure` of `vllm bench serve`. HTTP/1.1 is negotiated.
+//! Accepted CAs are the machine's, or the ones in `SSL_CERT_FILE` and `SSL_CERT_DIR`. Reading them
+//! takes milliseconds, so it happens at the first https address.
+//!
+//! [`Trust::Anyone`] accepts every certificate, like `--insecure` of `vllm bench serve`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +21,7 @@ pub enum Trust {
     /// Servers with a certificate of a CA that this machine trusts.
     #[default]
     System,
-    /// All servers. Connections are encrypted, but any server can answer them.
+    /// All servers: any server can answer.
     Anyone,
 }
 

@@ -1,10 +1,10 @@
 //! The mix of LoRA adapters: which adapter each request uses.
 //!
 //! Real traffic uses some adapters far more than others, and an engine with few adapter slots then
-//! reloads the rarely used ones. So there are weights and Zipf's law besides the choices of `vllm
-//! bench serve` (even, round robin). The adapter of request `n` is a pure function of (seed, n),
-//! unless a dataset names it. It is sent as `"model"`; the base model may be part of the mix. The
-//! number of adapters is not limited.
+//! reloads the rarely used ones. So there are weights and Zipf's law besides the even and
+//! round-robin choices of `vllm bench serve`. The adapter of request `n` is a pure function of
+//! (seed, n), unless a dataset names it. It is sent as `"model"`; the base model may be part of the
+//! mix.
 
 use crate::error::BenchError;
 use crate::seed::{Purpose, rng_for};
@@ -65,7 +65,7 @@ impl Adapters {
         }
     }
 
-    /// The adapter of request `ordinal`, an index into the names; `None` for the base model.
+    /// The adapter of request `ordinal`, an index into the names; `None`: the base model.
     pub fn of(&self, seed: u64, ordinal: u64) -> Option<u32> {
         let count = self.names.len();
         if count == 0 {
@@ -100,7 +100,7 @@ fn zipf(count: usize, s: f64) -> impl Iterator<Item = f64> + Clone {
     (1..=count).map(move |k| (k as f64).powf(-s))
 }
 
-/// Draws the index of a weight in proportion to it. `unit`: a random number in [0, 1).
+/// The index of a weight, drawn in proportion to it. `unit`: a random number in [0, 1).
 pub(crate) fn pick(unit: f64, weights: impl Iterator<Item = f64> + Clone) -> usize {
     let mut left = unit * weights.clone().sum::<f64>();
     let mut last = 0;

@@ -1,9 +1,9 @@
 //! When requests are due: the schedule of a run, drawn before the run begins.
 //!
-//! In an open loop, due times do not depend on the server. Independent users behave like that, and
-//! only such a load shows how queues build up. A closed loop keeps a fixed number of requests in
-//! flight (its *concurrency*) and has no schedule. A slow server slows its clients down, so a
-//! closed loop hides queueing. With rate r in requests per second:
+//! In an open loop, due times do not depend on the server, as with independent users; only such a
+//! load shows how queues build up. A closed loop keeps a fixed number of requests in flight (its
+//! *concurrency*) and has no schedule. A slow server slows its clients down, so a closed loop hides
+//! queueing. With rate r in requests per second:
 //!
 //! | arrivals | due times |
 //! |---|---|
@@ -17,8 +17,7 @@
 //!
 //! For a given number N of Poisson or gamma arrivals, all times are scaled so that the last is N/r,
 //! as in `vllm bench serve`; the process is then not exactly Poisson, since its count does not
-//! vary. Times are offsets from the start of the run. Bounds: [`MAX_REQUESTS`] requests and
-//! [`MAX_SECONDS`] seconds.
+//! vary. Times are offsets from the start of the run. Bounds: [`MAX_REQUESTS`], [`MAX_SECONDS`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,7 @@ use crate::load::length::normal;
 use crate::seed::{Purpose, rng_for};
 use sluice_core::base::Rng;
 
-/// The latest due time, seconds from the start: thirty years.
+/// The latest due time, seconds: thirty years.
 pub const MAX_SECONDS: f64 = 1e9;
 /// The most requests in one run. A result holds about 300 bytes for each, and 8 for each token.
 pub const MAX_REQUESTS: u64 = 5_000_000;
@@ -53,7 +52,7 @@ pub enum Arrival {
         /// Requests per second.
         rate: f64,
     },
-    /// `size` requests at the same time.
+    /// Groups of `size` simultaneous requests.
     Burst {
         /// Requests per second on average.
         rate: f64,
@@ -94,13 +93,12 @@ pub enum Arrival {
 pub enum Extent {
     /// This many requests.
     Requests(u64),
-    /// Send for this long, then wait for the requests in flight.
+    /// Send for this long, then wait for the rest.
     Lasting(Duration),
 }
 
 impl Arrival {
-    /// Arrivals of the same kind at `rate` requests per second; Poisson arrivals if the kind has no
-    /// rate.
+    /// Arrivals of the same kind at `rate` requests per second; Poisson if the kind has no rate.
     #[must_use]
     pub fn at_rate(&self, rate: f64) -> Self {
         match *self {
@@ -177,8 +175,7 @@ impl Arrival {
     /// The due times, ascending; empty for a closed loop.
     ///
     /// # Errors
-    /// As [`Arrival::check`]; or more than [`MAX_REQUESTS`] requests, or a due time after
-    /// [`MAX_SECONDS`].
+    /// As [`Arrival::check`]; or the schedule exceeds a bound of this file.
     pub fn schedule(&self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
         self.check()?;
         let expected = match (self, extent) {
@@ -204,7 +201,6 @@ impl Arrival {
         Ok(times.into_iter().map(Duration::from_secs_f64).collect())
     }
 
-    /// Due times in seconds, before any scaling.
     fn draw(&self, extent: Extent, seed: u64) -> Vec<f64> {
         let mut rng = rng_for(seed, Purpose::Arrival, 0);
         let (mut now, mut times) = (0.0, Vec::new());
@@ -267,8 +263,7 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     }
 }
 
-/// The next arrival after `now`. `unit`: the expected arrivals until then, from a distribution with
-/// mean 1.
+/// The next arrival after `now`. `unit`: the expected arrivals until then, drawn with mean 1.
 fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
     let mut end = 0.0;
     for (rate, time) in steps {
@@ -360,7 +355,6 @@ mod tests {
         assert!(Arrival::AtOnce.schedule(Extent::Lasting(MINUTE), 0).is_err());
     }
 
-    /// Mean and squared coefficient of variation of the gaps.
     fn gaps(arrival: &Arrival) -> (f64, f64) {
         let times = arrival.schedule(Extent::Lasting(MINUTE * 20), 11).unwrap();
         let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();

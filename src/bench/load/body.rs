@@ -1,8 +1,8 @@
 //! The JSON bodies of requests: prompts as token ids or as text, and the other fields.
 //!
-//! Token ids give a prompt of an exact length without a tokenizer; exact text needs one (`text`). A
-//! shared prefix draws tokens from the same random number generator in every prompt; all other
-//! tokens are independent.
+//! Token ids give a prompt of an exact length without a tokenizer; exact text needs one (`text`).
+//! All prompts with a shared prefix draw it from the same random number generator; other tokens are
+//! independent.
 //!
 //! Bodies are written without a JSON tree, because a prompt may have 100,000 ids. Bounds: prompts
 //! of [`MAX_TOKENS`](super::length::MAX_TOKENS).
@@ -62,9 +62,9 @@ impl PromptTokens {
 /// The fields that are the same in all bodies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BodyFields {
-    /// `ignore_eos`: generate past an end-of-sequence token.
+    /// Generate past an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Other fields, such as sampling parameters, in place of generated ones of the same name.
+    /// Other fields; they replace generated ones of the same name.
     pub extra: Map<String, Value>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum Prompt<'a> {
     /// Drawn from random number generators, part by part.
     Parts(&'a mut [PromptPart]),
     Text(&'a str),
-    /// Role and text of each turn; the last is the user's.
+    /// Role and text of each turn.
     Turns(&'a [(&'static str, String)]),
 }
 
@@ -124,7 +124,6 @@ impl BodyFields {
             }
         }
         if let Some(user) = user.filter(|_| !self.extra.contains_key("user")) {
-            // Writing to a String cannot fail.
             let _ = write!(body, ",\"user\":\"user-{user}\"");
         }
         self.push_rest(&mut body, api, output);
@@ -136,7 +135,6 @@ impl BodyFields {
             Api::Completions => "max_tokens",
             Api::Chat => "max_completion_tokens",
         };
-        // Writing to a String cannot fail.
         if !self.extra.contains_key(limit) {
             let _ = write!(body, ",\"{limit}\":{output}");
         }
@@ -186,7 +184,7 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
     }
 }
 
-/// With `write!`, a simulation would spend half of the time on ids.
+/// `write!` would take half of the time of a simulation.
 fn push_id(body: &mut String, mut id: usize) {
     let mut text = *b"....................,";
     let mut from = text.len() - 1;

@@ -1,9 +1,10 @@
 //! One conversation: each turn is a request that contains the whole conversation so far.
 //!
 //! A turn includes the server's earlier responses, so the prefix cache is used as by real users.
-//! All turns have the same class and adapter. Prompts are text, because responses carry no token
-//! ids. Conversations begin with a class's prefix of fixed length as a system prompt. Bounds: at
-//! most [`MAX_TURNS`] turns.
+//! All turns have the same class and adapter.
+//!
+//! Prompts are text, because responses carry no token ids. Conversations begin with a class's
+//! prefix of fixed length as a system prompt. Bounds: [`MAX_TURNS`].
 
 use std::time::Duration;
 
@@ -25,7 +26,6 @@ pub struct Conversation {
     begun: u32,
     messages: Vec<(&'static str, String)>,
     tokens: u32,
-    /// Segments of the messages, as in [`LoadRequest::shared`].
     shared: Vec<(u64, u32)>,
 }
 
@@ -67,7 +67,7 @@ impl Conversation {
         self.session * u64::from(MAX_TURNS) + u64::from(self.begun.saturating_sub(1))
     }
 
-    /// Begins the next turn with a user's message. `None` after the last turn.
+    /// Begins the next turn with a user's message; `None` after the last turn.
     pub fn next_turn(&mut self, workload: &Workload, sessions: &Sessions) -> Option<LoadRequest> {
         if self.begun == self.turns {
             return None;
@@ -99,13 +99,13 @@ impl Conversation {
         MESSAGE | (self.ordinal() << 1) | 1
     }
 
-    /// How long the user waits between the response to the current turn and the next turn.
+    /// How long the user waits from the response until the next turn.
     pub fn think(&self, workload: &Workload, sessions: &Sessions) -> Duration {
         let mean = sessions.think;
         Duration::from_secs_f64(rng_for(workload.seed, Purpose::Think, self.ordinal()).exponential() * mean)
     }
 
-    /// Adds the user's message of a turn. Returns the output tokens to request.
+    /// Adds the user's message. Returns the output tokens to request.
     fn push_user(&mut self, workload: &Workload, sessions: &Sessions, turn: u32) -> u32 {
         let mut rng = rng_for(workload.seed, Purpose::Prompt, self.ordinal());
         let (mut count, mut output) = (1, 1);
@@ -120,11 +120,9 @@ impl Conversation {
 
     fn push(&mut self, kind: &PromptTokens, role: &'static str, segment: u64, parts: &mut [PromptPart], tokens: u32) {
         let mut text = String::new();
-        // Completions get all messages as one text.
         if !self.messages.is_empty() {
             text.push(' ');
         }
-        // The tokens that the server adds are subtracted from the user's first message.
         kind.push_text(&mut text, parts, role == "user" && self.begun == 1);
         self.messages.push((role, text));
         self.tokens = self.tokens.saturating_add(tokens);

@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use sluice_core::base::Rng;
 
-/// The longest prompt or response: bounds memory, above every context length in use.
+/// The longest prompt or response; bounds memory.
 pub const MAX_TOKENS: u32 = 1 << 24;
 
 /// A number of tokens.

@@ -1,8 +1,7 @@
 //! The requests of a run and their due times.
 //!
-//! `workload` draws the requests: classes, lengths (`length`), prompts and bodies (`text`, `body`),
-//! adapters, or the items of a `dataset`. `session` and `conversation` chain them into
-//! conversations. `arrival` decides the due times. Only reading dataset files is I/O.
+//! `workload` draws the requests, or takes the items of a `dataset`. `session` and `conversation`
+//! chain them. `arrival` decides the due times. Only reading dataset files is I/O.
 
 pub mod length;
 pub mod text;

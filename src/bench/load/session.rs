@@ -1,10 +1,8 @@
 //! Settings of conversations: the number of turns, their lengths, and the time between them.
 //!
-//! The time between turns is exponentially distributed. Later turns may have another prompt length
-//! than the class, but not another output length.
-//!
 //! Turn t of conversation s is request number s * [`MAX_TURNS`] + t; its user's message is a pure
-//! function of the seed and that number. `conversation` builds the turns.
+//! function of the seed and that number. Later turns may have another prompt length than the class,
+//! but not another output length.
 
 use crate::error::BenchError;
 use crate::load::body::PromptTokens;
@@ -19,9 +17,9 @@ pub const MAX_TURNS: u32 = 1_000;
 pub struct Sessions {
     /// Turns of each conversation.
     pub turns: Length,
-    /// Tokens that the user adds in each later turn; `None`: the prompt length of the class.
+    /// Tokens that the user adds in a later turn; `None`: the prompt length of the class.
     pub later: Option<Length>,
-    /// Mean time from the end of a response to the next turn, seconds.
+    /// Mean time from a response to the next turn, seconds; exponentially distributed.
     pub think: f64,
 }
 

@@ -2,13 +2,12 @@
 //!
 //! Without a tokenizer, a common short word stands for a token: nearly exact for large English
 //! vocabularies, far off for small ones. With a tokenizer, text consists of words that are one
-//! token each after a blank, so n words have n tokens. [`ExactText::new`] checks that on a sample.
-//! If it does not hold (the tokenizer joins words, or has no such words), each text is encoded and
-//! cut at the right number of tokens.
+//! token each after a blank, so n words have n tokens. If a sample contradicts this
+//! ([`ExactText::new`]), each text is encoded and cut at the right number of tokens.
 //!
 //! [`ExactText::adding`] sets the tokens that the server adds (special tokens, a chat template),
 //! which are subtracted from each prompt. Random numbers come from the parts of a prompt, so a
-//! shared prefix is the same text in every prompt. Bounds: [`MAX_WORDS`] words.
+//! shared prefix is the same text in every prompt. Bounds: [`MAX_WORDS`].
 
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use sluice_core::base::Rng;
 
 /// Different words in a text.
 const MAX_WORDS: usize = 512;
-/// With fewer longer words, single letters are words, too.
+/// If a vocabulary has fewer longer words, single letters are words, too.
 const FEW_WORDS: usize = 64;
 const REPEATED: usize = 8;
 const SAMPLE: u32 = 2_048;
@@ -40,7 +39,7 @@ const WORDS: [&str; 32] = [
     "night", "point", "home", "water", "room", "money",
 ];
 
-/// Writes one word for each token. Words need no escaping.
+/// Writes one word for each token.
 pub(crate) fn push_words(text: &mut String, parts: &mut [PromptPart]) {
     push_any(text, &WORDS, parts);
 }
@@ -114,12 +113,12 @@ impl ExactText {
     }
 
     /// Writes a prompt that has the tokens of `parts` once the server has added tokens; at least
-    /// one word, which needs no escaping.
+    /// one word.
     pub(crate) fn push_prompt(&self, text: &mut String, parts: &mut [PromptPart]) {
         let mut excess = self.added;
         let all: u32 = parts.iter().map(|part| part.count).sum();
-        // From the end, because the beginning is shared. One token of each part stays as long as
-        // any part has more.
+        // Shortens the last parts first, because the beginning is shared. The first round leaves
+        // one token of each part.
         for least in [1, 0] {
             for part in parts.iter_mut().rev() {
                 let less = excess.min(part.count.saturating_sub(least));
@@ -132,7 +131,7 @@ impl ExactText {
         self.push(text, parts);
     }
 
-    /// Writes text with the tokens of `parts`. It needs no escaping.
+    /// Writes text with the tokens of `parts`.
     pub(crate) fn push(&self, text: &mut String, parts: &mut [PromptPart]) {
         let list = &*self.vocabulary;
         if list.additive {
@@ -163,7 +162,6 @@ impl WordList {
         let mut words = wanted.max(1);
         loop {
             push_any(&mut text, &self.words, &mut [PromptPart { rng: rng.clone(), count: words as u32 }]);
-            // A word has a token, unless the tokenizer joins words.
             if self.count(&text) >= wanted || words > 8 * wanted {
                 break;
             }

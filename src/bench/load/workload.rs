@@ -9,8 +9,8 @@
 //! (`--random-prefix-len`). `Share` replaces the first part: with `Share(0.6)`, the server should
 //! find 60 % of the prompt tokens in its prefix cache, except at the first use of a prefix. The
 //! cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is rounded to whole blocks, up or
-//! down at random; the mean stays exact. `run::scrape` measures the real hit rate. Bounds: at most
-//! [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS) requests a run.
+//! down at random; the mean stays exact. `run::scrape` measures the real hit rate. Bounds:
+//! [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS).
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +70,6 @@ pub enum PrefixKind {
 }
 
 impl fmt::Display for Prefix {
-    /// In words; empty when nothing is shared.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             PrefixKind::None => return Ok(()),
@@ -88,10 +87,10 @@ impl Default for Prefix {
     }
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestSource {
-    /// Each request draws one of these classes by weight. Records refer to classes by index.
+    /// Classes, drawn by weight. Records refer to classes by index.
     Classes(Vec<Class>),
     /// Read from a file.
     Items(Arc<Items>),
@@ -102,19 +101,19 @@ pub enum RequestSource {
 pub struct Workload {
     /// The `"model"` of requests without an adapter.
     pub model: String,
-    /// Which API to call.
+    /// The API to call.
     pub api: Api,
-    /// Where requests come from.
+    /// The source of requests.
     pub source: RequestSource,
     /// The mix of adapters.
     pub adapters: Adapters,
-    /// The tokens of generated prompts. Chat needs text.
+    /// The tokens of generated prompts; chat needs text.
     pub tokens: PromptTokens,
     /// Other fields of the body.
     pub fields: BodyFields,
     /// Share of the requests whose client leaves early, 0 to 1.
     pub leaving: f64,
-    /// Number of users that requests name in the field `user`; 0: no such field.
+    /// Number of users that requests name in `user`; 0: none.
     pub users: u32,
     /// Seed of all randomness.
     pub seed: u64,
@@ -137,14 +136,14 @@ pub struct LoadRequest {
     pub session: Option<(u64, u32)>,
     /// Prompt tokens (exact for token ids).
     pub prompt_tokens: u32,
-    /// Whether the prompt was generated to have `prompt_tokens`. For prompts of a file, these are
-    /// counted or estimated.
+    /// Whether the prompt was generated to have `prompt_tokens`; a file's prompts are counted or
+    /// estimated.
     pub generated: bool,
     /// Requested output tokens.
     pub output_tokens: u32,
     /// The client leaves after this many token events.
     pub leave_after: Option<u32>,
-    /// Whether to keep the text of the response.
+    /// Whether the text of the response is kept.
     pub keep_text: bool,
     /// The shared beginning of the prompt, as segments: id and number of tokens. Equal segments
     /// have equal tokens; the rest is unique.
@@ -228,7 +227,7 @@ impl Workload {
         }
     }
 
-    /// Request number `ordinal` in the class at index `class` (for warm-up). Items keep their
+    /// Request number `ordinal` in the class at index `class` (for warm-up); items keep their
     /// class.
     ///
     /// # Panics
@@ -275,7 +274,6 @@ impl Workload {
         self.build_request(class, sender, ordinal, (tokens, output), Prompt::Parts(parts))
     }
 
-    /// A request with this prompt. `lengths`: the tokens of prompt and output.
     pub(crate) fn build_request(
         &self,
         class: u32,
@@ -340,9 +338,9 @@ impl Class {
 }
 
 impl Prefix {
-    /// The segment id of the shared prefix, and the two parts of a prompt: the prefix, and the
-    /// rest, drawn from `own`. Both have `length` tokens together; with [`PrefixKind::Extra`], the
-    /// rest has them.
+    /// The segment id of the shared prefix, and the two parts of a prompt of `length` tokens: the
+    /// prefix, and the rest, drawn from `own`. With [`PrefixKind::Extra`], the rest alone has
+    /// `length` tokens.
     pub(super) fn parts(self, seed: u64, class: u32, ordinal: u64, length: u32, own: Rng) -> (u64, [PromptPart; 2]) {
         let mut rng = rng_for(seed, Purpose::Prefix, ordinal);
         let group = rng.below(self.groups as usize) as u64;
@@ -363,8 +361,6 @@ impl Prefix {
     }
 }
 
-/// Blocks with the same id have the same tokens; tokens after the last block are unique to the
-/// request.
 fn block_parts(seed: u64, ordinal: u64, tokens: u32, blocks: &[u64], block: u32) -> Vec<PromptPart> {
     let mut parts = Vec::with_capacity(blocks.len() + 1);
     let mut left = tokens;

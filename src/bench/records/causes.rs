@@ -4,9 +4,9 @@
 //! token (engine: the engine's queue and the prefill), and the rest (elsewhere: reading,
 //! connecting, repeated attempts). A request's cause is the largest part. For the engine it also
 //! says how many earlier prompts were unfinished; if few, whether the time was unusual for the
-//! length of the prompt. (In a burst the usual time is itself long, so earlier prompts come first.)
+//! length of the prompt.
 //!
-//! Bounds: [`SLOWEST`] requests, [`REASONS`] reasons.
+//! Bounds: [`SLOWEST`], [`REASONS`].
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,11 @@ use crate::report::sections::Section;
 
 const SLOWEST: usize = 20;
 const REASONS: usize = 50;
-/// An engine's time is unusual from this many times the median of the range of lengths on.
+/// An engine's time is unusual from this multiple of the median for the range of lengths.
 const UNUSUAL: f64 = 3.0;
 
-/// From this many unfinished earlier prompts on, these are the cause.
+/// From this many unfinished earlier prompts on, they are the cause: in a burst the usual time is
+/// itself long.
 const CROWD: usize = 3;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,7 +37,7 @@ impl Parts {
         Some(Self { ttft, queue, engine, elsewhere: (ttft - queue - engine).max(0.0) })
     }
 
-    /// The mean parts of all streams and of the slowest hundredth, each with the number of streams.
+    /// Mean parts and number of all streams and of the slowest hundredth.
     pub(super) fn means(entries: &[&Entry]) -> Option<[(usize, Self); 2]> {
         let mut all: Vec<Self> = entries.iter().filter_map(|entry| Self::of(entry)).collect();
         all.sort_by(|one, other| one.ttft.total_cmp(&other.ttft));
@@ -65,7 +66,7 @@ impl Parts {
     }
 }
 
-/// Shares in whole percent that add up to 100: rounded down, the rest to the largest remainders.
+/// Shares in whole percent that add up to 100: the rest goes to the largest remainders.
 fn whole_percents(parts: [f64; 3]) -> [u32; 3] {
     let sum = parts.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let exact = parts.map(|part| 100.0 * part / sum);
@@ -136,7 +137,7 @@ pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, 
     all.into_iter().map(|entry| (entry, cause(entry, &usual, before(entry, entries)))).collect()
 }
 
-/// The number and tokens of earlier prompts that the engine of `entry` had not finished.
+/// Number and tokens of earlier prompts that the engine of `entry` had not finished.
 fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
     let times = |entry: &Entry| {
         let (ttft, engine) = (entry.ttft?, entry.engine?);
@@ -147,7 +148,7 @@ fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
         other.backend == entry.backend
             && other.pool == entry.pool
             && times(other).is_some_and(|(began, first)| {
-                // Of requests sent in the same instant, the one served sooner counts as earlier.
+                // Of requests sent in the same instant, the one served sooner is earlier.
                 let sooner = began < sent || began == sent && times(entry).is_some_and(|(_, own)| first < own);
                 sooner && first > sent
             })

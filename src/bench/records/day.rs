@@ -1,8 +1,8 @@
 //! The sections of a report: the traffic, latencies by class and pool, by length and by time, the
 //! causes.
 //!
-//! Tables have a row for each class and each length in each pool, and for each interval with
-//! requests. Bounds: plots of [`PLOTTED`] classes.
+//! Tables have a row for each class, for each length in each pool, and for each interval with
+//! requests.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::table::{Interval, count, e2el, head, latencies, met, percent, quantil
 use super::{Entry, Group, LENGTHS, causes, group};
 use crate::report::sections::{Dots, Section};
 
-/// The number of classes in a plot, the largest ones.
+/// Classes in a plot, the largest ones.
 const PLOTTED: usize = 4;
 
 /// The sections of a report; `entries` are in the order of arrival.

@@ -1,9 +1,7 @@
 //! Reports on one day of the gateway's own records: the traffic, the slow requests, and the causes.
 //!
-//! Records are lines of `[records]` or of the access log. [`read`] turns each into an [`Entry`],
-//! [`day`] and [`causes`] make the sections of a page, [`worst`] finds the worst period,
-//! [`summary`] is a few lines of text. Times are UTC, latencies milliseconds. Only streams have a
-//! TTFT. Bounds: [`ENTRIES_MAX`] records.
+//! Records are lines of `[records]` or of the access log: [`read`] turns each into an [`Entry`].
+//! Times are UTC, latencies milliseconds. Only streams have a TTFT. Bounds: [`ENTRIES_MAX`].
 
 pub mod read;
 mod table;

@@ -17,7 +17,7 @@ use super::{ENTRIES_MAX, Entry};
 use sluice_core::openai::Route;
 use sluice_core::openai::prefix::RECORD_VERSION;
 
-/// The longest line in bytes; the gateway's have at most 3,000.
+/// The longest line in bytes; the gateway writes at most 3,000.
 const LINE_MAX: u64 = 1 << 20;
 /// The most different names of pools, backends, models and reasons.
 const NAMES_MAX: usize = 100_000;
@@ -156,7 +156,7 @@ impl Day {
 
     fn entry(&mut self, line: &Line<'_>, at: f64, file: &Arc<str>, number: u32) -> Result<Entry, RecordsError> {
         let home = line.home.as_deref().or(line.pool.as_deref());
-        // In records of earlier versions the class was the home pool.
+        // Records of earlier versions have the home pool as the class.
         let class = line.class.as_deref().or(home).unwrap_or("(no class)");
         Ok(Entry {
             at,
@@ -195,7 +195,7 @@ impl Day {
 }
 
 /// Copies the lines about requests that arrived from `from` until before `to`, seconds since 1970.
-/// Lines that are not records are left out; [`Day::read`] has reported them.
+/// Skips lines that are not records: [`Day::read`] has reported them.
 pub fn copy_between(text: impl BufRead, (from, to): (f64, f64), out: &mut impl Write) -> std::io::Result<()> {
     for line in text.split(b'\n') {
         let line = line?;
@@ -208,7 +208,6 @@ pub fn copy_between(text: impl BufRead, (from, to): (f64, f64), out: &mut impl W
     Ok(())
 }
 
-/// The arrival, seconds since 1970, from the end in the line.
 fn arrival(line: &Line<'_>) -> Result<f64, String> {
     let ended: jiff::Timestamp =
         line.time.parse().map_err(|_| format!("`time` '{}' is not a time (RFC 3339)", line.time))?;

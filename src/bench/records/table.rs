@@ -1,7 +1,7 @@
 //! Cells and rows of the tables of a report: counts, percentiles, shares.
 //!
-//! Percentiles are of every value: TTFT and queue time of all requests that have them, TPOT and
-//! E2EL of completed ones, because a response that was cut off is short for the wrong reason.
+//! TTFT and queue time are of all requests that have them, TPOT and E2EL of completed ones, because
+//! a response that was cut off is short for the wrong reason.
 
 use super::Entry;
 use sluice_core::stats::quantile::percentile;

@@ -1,6 +1,4 @@
 //! Tests of reports on records: reading, counting and explaining.
-//!
-//! Records are from 2026-01-02, 3:00 on, unless a test changes that.
 
 use super::worst::{PERIOD, worst};
 use super::*;

@@ -1,8 +1,8 @@
-//! The worst period of some records: the one on which to try other settings.
+//! The worst period of some records, on which to try other settings.
 //!
 //! It has the most requests that failed or missed an objective; without any, the longest P99 of
-//! TTFT (E2EL if not streamed). Periods are [`PERIOD`] long and begin half a period apart. Periods
-//! with fewer than 20 requests count only if all are that small.
+//! TTFT (E2EL if not streamed). Periods of [`PERIOD`] begin half a period apart; those with fewer
+//! than [`REQUESTS_MIN`] requests count only if all are that small.
 
 use super::Entry;
 use super::table::{count, quantile};
@@ -39,7 +39,7 @@ pub fn worst(entries: &[Entry]) -> Option<Period> {
         .or_else(|| Some(period(entries, first)))
 }
 
-/// The starts of periods, half a period apart, whose first half has a request.
+/// The starts of periods whose first half has a request.
 fn begins(entries: &[Entry], first: f64) -> impl Iterator<Item = f64> {
     let mut next = 0.0_f64;
     entries.iter().filter_map(move |entry| {

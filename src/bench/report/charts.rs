@@ -2,9 +2,9 @@
 //! sweep.
 //!
 //! Latencies are in milliseconds if the largest is below 10 s, otherwise in seconds. Distributions
-//! show up to [`MOST_POINTS`] values; of more, every n-th in sorted order, and both ends. Bounds: a
-//! series over time has at most [`MOST_DOTS`] dots. Of more requests, a dot is the slowest of
-//! several, so that no tail is hidden; the caption says so.
+//! show up to [`MOST_POINTS`] values; of more, every n-th in sorted order, and both ends. A series
+//! over time has at most [`MOST_DOTS`] dots: of more requests, a dot is the slowest of several, so
+//! that no tail is hidden, and the caption says so.
 
 use std::collections::BTreeSet;
 
@@ -46,8 +46,8 @@ pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
 
 type Objective = (String, f64);
 
-/// The different objectives for a measure, of `class` or of all classes; at most [`MOST_CLASSES`].
-/// Labels name the class if objectives differ.
+/// The different objectives for a measure, of `class` or of all classes. Labels name the class if
+/// objectives differ.
 pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>) -> Vec<Objective> {
     let of = |slo: &Slo| match measure {
         "ttft" => slo.ttft,
@@ -173,7 +173,7 @@ pub(super) fn in_flight(run: &RunResult) -> Plot {
     }
 }
 
-/// Divides the points into at most `most` parts, and keeps the highest of each.
+/// Divides the points into at most `most` parts and keeps the highest of each.
 fn thinned(points: Vec<(f64, f64)>, most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most {
         return points;
@@ -220,8 +220,8 @@ pub(super) fn ttft_course(run: &RunResult) -> Plot {
     }
 }
 
-/// Classes that have requests, in the order of [`slices`]: a class has the same colour in all plots
-/// of a run.
+/// Classes that have requests, in the order of [`slices`], which decides a class's colour in all
+/// plots.
 fn class_names(run: &RunResult) -> Vec<&str> {
     let used: BTreeSet<usize> = run.requests.iter().map(|record| record.class as usize).collect();
     let of = |index: usize| run.config.classes.get(index).map(|class| class.name.as_str());
@@ -251,7 +251,7 @@ pub(super) struct Sweep {
 }
 
 impl Sweep {
-    /// The sweep over concurrency, otherwise over rate; `None` if the runs differ in neither.
+    /// The sweep over concurrency, otherwise over rate.
     pub(super) fn of(runs: &[RunResult]) -> Option<Self> {
         let by = |varied, label, place: fn(&RunResult) -> Option<f64>| {
             let mut places: Vec<(f64, usize)> =
@@ -316,7 +316,7 @@ impl Sweep {
             let levels = lines(&objectives(&runs.iter().collect::<Vec<_>>(), measure, None), scale).collect();
             plots.push(Plot { levels, ..plot(over(title), Axis { log, from_zero: true, ..axis(label) }, series) });
         }
-        // The most important plots, throughput and TTFT, are side by side.
+        // Throughput and TTFT, the most important plots, are side by side.
         plots.swap(1, 2);
         plots.into_iter().filter(|plot| !plot.is_empty()).collect()
     }

@@ -1,9 +1,8 @@
 //! A table of text that fits the terminal without breaking a cell.
 //!
 //! The first column names the row and is aligned to the left, the others to the right. If the table
-//! is wider than the terminal, the gaps shrink. If that is not enough, it is divided into blocks of
-//! whole columns, one below the other, each with the names. Without a width, it is one block.
-//! Widths are counted in characters.
+//! is wider than the terminal, the gaps shrink, then it is divided into blocks of whole columns,
+//! one below the other, each with the names. Widths are counted in characters.
 
 use std::fmt;
 
@@ -42,7 +41,7 @@ impl Columns {
         Self { header: header.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row, with as many cells as the header has.
+    /// Adds a row with a cell for each column.
     pub fn add<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }

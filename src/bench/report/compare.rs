@@ -4,8 +4,8 @@
 //! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole
 //! interval is inside the margin), or undecided. If the loads differ, there is no verdict.
 //! Intervals account for clustering of requests within a run. Together they hold with
-//! [`CompareOptions::confidence`]: each is widened by Bonferroni's correction for
-//! [`INDEPENDENT_METRICS`] intervals of each class.
+//! [`CompareOptions::confidence`]: Bonferroni's correction widens each for [`INDEPENDENT_METRICS`]
+//! intervals of each class.
 //!
 //! | metric | change | interval from |
 //! |---|---|---|
@@ -16,8 +16,7 @@
 //! If order statistics give no bound, the interval comes from consecutive sections of the run and
 //! is marked as approximate ([`ComparedMetric::rough`]). Only completed requests have latencies, so
 //! a run with more failures can look faster; failures come first. The intervals cannot account for
-//! the age of the server, for caches or for the machine, so `sluice bench compare` advises to
-//! repeat the comparison.
+//! the age of the server, for caches or for the machine, so a comparison should be repeated.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -33,7 +32,7 @@ pub const WINDOWS: usize = 10;
 /// Metrics that count as independent. With this number, two runs of the same configuration are
 /// called different in about 1 of 20 comparisons (a test checks that).
 pub const INDEPENDENT_METRICS: usize = 5;
-/// Approximate limit on gaps between tokens: of more, every n-th request is used.
+/// Approximate limit on gaps between tokens: of more, every n-th is used.
 const MOST_GAPS: usize = 1_000_000;
 
 /// Options of a comparison.
@@ -41,9 +40,9 @@ const MOST_GAPS: usize = 1_000_000;
 pub struct CompareOptions {
     /// Confidence of all intervals together, in (0, 1).
     pub confidence: f64,
-    /// A relative change of a rate or latency up to this does not matter.
+    /// Largest relative change of a rate or latency that does not matter.
     pub margin: f64,
-    /// A difference of shares of requests up to this does not matter.
+    /// Largest difference of shares of requests that does not matter.
     pub points: f64,
 }
 
@@ -81,7 +80,7 @@ pub struct ComparedMetric {
     pub change: Change,
     /// The verdict.
     pub verdict: Verdict,
-    /// Whether the interval is approximate: the values are too few or too clustered.
+    /// Whether the interval is approximate: too few or too clustered values.
     pub rough: bool,
 }
 
@@ -90,9 +89,9 @@ pub struct ComparedMetric {
 pub struct Comparison {
     /// Every metric that both results have.
     pub rows: Vec<ComparedMetric>,
-    /// Differences of the loads, as sentences. If there are any, there is no verdict.
+    /// Differences of the loads, as sentences; any rules out a verdict.
     pub loads: Vec<String>,
-    /// Other differences that make a comparison hard, as sentences.
+    /// Other differences, as sentences.
     pub notes: Vec<String>,
     /// The options of the comparison.
     pub options: CompareOptions,
@@ -162,7 +161,6 @@ fn rows(
     pairs(a, b, class).into_iter().map(compared).collect()
 }
 
-/// Classes with a completed request in both results, if a result has several classes.
 fn classes<'a>(a: &'a RunResult, b: &'a RunResult, by: SliceBy) -> Vec<&'a str> {
     let names = |run: &'a RunResult| by.names(run, Record::is_completed);
     let (mut own, other) = (names(a), names(b));
@@ -176,8 +174,8 @@ fn of_class(run: &RunResult, by: SliceBy, name: &str) -> RunResult {
     RunResult { config: run.config.clone(), duration: run.duration, requests, ..RunResult::default() }
 }
 
-/// The metrics of two results or of one class: failures if there are any, objectives if they are
-/// the same. Throughputs and gaps between tokens describe servers, so a class has none.
+/// The metrics of two results or of one class. Throughputs and gaps between tokens describe
+/// servers, so a class has none.
 fn pairs(a: &RunResult, b: &RunResult, class: Option<&str>) -> Vec<MetricSpec> {
     let pair = |name: &str, unit, sense, estimate: Estimator| {
         let name = class.map_or_else(|| name.to_owned(), |class| format!("{class}: {name}"));
@@ -267,7 +265,7 @@ fn within_objectives(run: &RunResult, confidence: f64) -> Estimate {
     proportion::of_series_with(&hits, &latencies, confidence)
 }
 
-/// A percentile of values in order of time, and whether the interval is approximate.
+/// A percentile, and whether the interval is approximate.
 fn latency(values: &[f64], q: f64, confidence: f64) -> (Estimate, bool) {
     let sure = quantile::of_series(values, q, confidence);
     if sure.is_bounded() {
@@ -291,7 +289,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
     let value = windows.iter().sum::<f64>() / run.duration;
-    // In an open loop, the load generator draws the arrivals. Their randomness is not the server's,
+    // The load generator draws the arrivals of an open loop. Their randomness is not the server's,
     // so only the difference of completions and arrivals in a window counts.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;

@@ -3,9 +3,8 @@
 //! A comparison should show a change of the server; a change of the load makes it worthless. So
 //! differences of the load stand apart: arrivals; for each class the lengths, weight and shared
 //! prefix; the prompt tokens that the servers counted; and every flag that is not known to leave
-//! requests unchanged (`flags`). Model, servers, versions and objectives are compared, too. A value
-//! that only one file has is no difference: files of other tools and earlier versions lack some.
-//! Bounds: one sentence for each field, class and flag.
+//! requests unchanged (`flags`). A value that only one file has is no difference: files of other
+//! tools and earlier versions lack some.
 
 use super::flags::flags;
 use crate::result::record::{ClassConfig, Record, RunConfig, RunResult, Slo};
@@ -136,12 +135,10 @@ fn classes_of(config: &RunConfig) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
-/// Differences between classes of the same name, and classes of only one configuration.
 fn classes(a: &RunConfig, b: &RunConfig, found: &mut Differences) {
     let named = |config: &RunConfig, name: &str| config.classes.iter().position(|class| class.name == name);
     for (one, other, here, there) in [(a, b, 'A', 'B'), (b, a, 'B', 'A')] {
         let alone = one.classes.iter().filter(|class| named(other, &class.name).is_none());
-        // A file without classes does not say that there were none.
         let alone = alone.filter(|_| !other.classes.is_empty());
         found.load.extend(alone.map(|class| format!("class '{}' is in {here} and not in {there}", class.name)));
     }

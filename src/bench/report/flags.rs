@@ -1,18 +1,16 @@
 //! Compares the flags of two command lines, and finds flags that changed the load.
 //!
-//! A flag is covered if a field of the result states the value, or if the flag only chooses how
-//! results are shown and saved. Some other flags are known to leave the requests and their arrivals
-//! unchanged. Every remaining flag is part of the load, even if it is unknown here.
+//! A flag is covered if a field of the result states the value, or if the flag only chooses the
+//! output. Some other flags are known to leave the requests and their arrivals unchanged. Every
+//! remaining flag is part of the load, even if it is unknown here.
 //!
 //! Flags are compared by meaning: an alias counts as the flag, a missing flag as the default, `1.0`
-//! as `1`. A test of the command line checks [`ALIASES`] and [`defaults`]. Bound: one difference
-//! for each flag.
+//! as `1`. A test of the command line checks [`ALIASES`] and [`defaults`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::result::record::RunConfig;
 
-/// Flags that fields of the result cover, that only choose the output, or that repeat the arrivals.
 const COVERED: &str = "--append-result --backend --base-url --burstiness --by-class --class --csv --dataset-name --disable-tqdm --duration \
     --endpoint --goodput --html --json --label --lora-modules --max-concurrency --metadata \
     --metric-percentiles --metrics-url --model --no-self-timed --num-prompts --percentile-metrics \
@@ -31,11 +29,11 @@ const GENERATED: &str = "--num-prefixes --output-len --prefix-hit-rate --prefix-
     --random-cache-hit-fraction --random-cache-ratio --random-input-len --random-output-len \
     --random-prefix-len --random-range-ratio";
 
-/// Other names of flags: the alias and the flag.
+/// Aliases and their flags.
 pub const ALIASES: [(&str, &str); 2] =
     [("--input-len", "--random-input-len"), ("--multi-turn-concurrency", "--max-concurrency")];
 
-/// Defaults of the flags that no field covers: [`defaults`].
+/// Defaults of the flags that no field covers.
 const DEFAULTS: &str = "--custom-output-len=256 --host=127.0.0.1 --leave-share=0 --lora-assignment=random --lora-zipf=1 \
     --multi-turn-delay-ms=0 --multi-turn-num-turns=3 --num-prefixes=1 --num-warmups=0 --port=8000 \
     --prefix-repetition-num-prefixes=10 --prefix-repetition-output-len=128 --prefix-repetition-prefix-len=256 \
@@ -66,13 +64,11 @@ pub fn is_covered(name: &str) -> bool {
 pub(super) struct FlagDifference {
     pub(super) is_load: bool,
     pub(super) name: String,
-    /// The value in A, or a note that there is none.
     pub(super) was: String,
-    /// The value in B, or a note that there is none.
     pub(super) is: String,
 }
 
-/// Flags that differ and that no field of both results covers. None if a command line is missing.
+/// Flags that differ and that no field of both results covers. `None` if a command line is missing.
 pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
     if a.arguments.is_empty() || b.arguments.is_empty() {
         return Vec::new();

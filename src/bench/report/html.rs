@@ -2,10 +2,9 @@
 //!
 //! A page of one run has numbers, distributions and plots over time. A page of several runs has
 //! common plots, a table, and a folded section for each run. Runs that differ in concurrency or
-//! rate are a sweep: plots of throughput and latency mark the knee. Warnings are at the top.
+//! rate are a sweep, whose plots of throughput and latency mark the knee.
 //!
-//! Every plot is drawn for wide screens and for phones; the page shows the one that fits. [`plots`]
-//! gives SVG files. `charts` limits the dots in a plot.
+//! Every plot is drawn for wide screens and for phones; the page shows the one that fits.
 
 use std::fmt::Write as _;
 
@@ -20,7 +19,7 @@ use crate::result::record::RunResult;
 use crate::result::slices::{SliceBy, attainment, failures, slices};
 use sluice_core::stats::Estimate;
 
-/// The HTML of some results: one run, a sweep, or a list of runs.
+/// The HTML of one run, a sweep, or a list of runs.
 pub fn html(runs: &[RunResult]) -> String {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
     let mut page = Page::new(&title(runs));
@@ -50,7 +49,7 @@ pub fn html(runs: &[RunResult]) -> String {
     page.end()
 }
 
-/// The plots of some results as SVG files, each with name and content.
+/// The plots as SVG files, each with name and content.
 pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     let metrics: Vec<Metrics> = runs.iter().map(Metrics::of).collect();
     let plots: Vec<Plot> = match (runs, Sweep::of(runs)) {

@@ -11,12 +11,12 @@
 //! So there is no knee if throughput still grows at the end of the sweep, or if its curve is
 //! smooth.
 
-/// Limit on the ratio of the second slope to the first.
+/// Limit on the ratio of the slopes.
 const FLAT: f64 = 0.25;
-/// Least share of the highest throughput at the knee.
+/// Least share of the highest throughput.
 const HIGH: f64 = 0.85;
 const POINTS: usize = 5;
-/// Positions between the second point and the last but one that are tried.
+/// Positions tried, between the second point and the last but one.
 const POSITIONS: usize = 400;
 
 /// The knee of points (concurrency, throughput) in order of concurrency; `None` if there is none.
@@ -68,8 +68,7 @@ fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
     Some(Fit { start, slope, bend, squared_error })
 }
 
-/// Solves three linear equations by Gaussian elimination with pivoting; `None` if the solution is
-/// not unique.
+/// Solves three linear equations by Gaussian elimination with pivoting; `None`: no unique solution.
 fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     for column in 0..3 {
         let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;

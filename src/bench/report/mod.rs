@@ -1,10 +1,8 @@
 //! Results for people: tables in the terminal, HTML pages with plots, and comparisons.
 //!
-//! `table` prints one result, with tables of `columns`. `html` is a page of results: `charts` and
-//! `overlay` choose the plots, `plot`, `series` and `scale` draw them as SVG, `page` writes the
-//! HTML. `variants` is a page that compares variants, `sections` a page that the caller fills.
-//! `knee` finds the knee of a sweep. `compare` judges the difference of two results, `differences`
-//! and `flags` compare their loads and settings.
+//! `table` prints one result, `html` draws a page of results, `variants` compares variants, and a
+//! caller fills `sections`. `compare` judges the difference of two results; `differences` and
+//! `flags` compare their loads and settings.
 
 mod scale;
 mod series;

@@ -1,8 +1,8 @@
 //! Several runs in one plot: their names, and their distributions of each measure.
 //!
-//! The runs need not be a sweep: often, two runs of one load are compared. Each has a unique name:
-//! label and varied setting; if needed, the file name, and a number. Bounds: a plot shows at most
-//! [`MOST_RUNS`] runs, as many as there are separate colours.
+//! Often, two runs of one load are compared. Each has a unique name: label and varied setting; if
+//! needed, the file name, and a number. Bounds: [`MOST_RUNS`], as many as there are separate
+//! colours.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub fn name(run: &RunResult) -> String {
     if parts.is_empty() { "all at once".to_owned() } else { parts.join(", ") }
 }
 
-/// The names of runs, each different.
+/// Unique names of runs.
 pub fn names(runs: &[RunResult]) -> Vec<String> {
     let mut names: Vec<String> = runs.iter().map(name).collect();
     let files = |run: &RunResult| {

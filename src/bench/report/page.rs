@@ -1,7 +1,7 @@
 //! The HTML around numbers and plots: head, tiles, tables, folded sections.
 //!
-//! Cards are in one column on a phone, in two on a desktop. Text of a result is escaped here, so
-//! callers pass plain text. Wide tables scroll inside their card.
+//! Callers pass plain text, which is escaped here. Cards are in one column on a phone, in two on a
+//! desktop; wide tables scroll.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,7 @@ footer{color:var(--soft);font-size:12px;padding-top:26px;padding-bottom:30px}\
 
 const WARNINGS: usize = 4;
 
-/// A number above a table, with name and note.
+/// A number with name and note.
 pub type Tile = (String, &'static str, String);
 
 pub(super) struct Page {
@@ -56,7 +56,6 @@ impl Page {
         Self { out }
     }
 
-    /// Names and values of the configuration, without empty values.
     pub(super) fn facts(&mut self, facts: &[(&str, String)]) {
         self.out.push_str("<dl>");
         for (name, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {

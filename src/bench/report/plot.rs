@@ -1,9 +1,8 @@
 //! A small renderer of line and dot plots as SVG.
 //!
 //! No plotting library has dark mode through CSS variables and two widths with text of the same
-//! size. Every plot has a title, axes with units, and a legend for more than one series. Series
-//! also differ in dashes and marks, to be distinguished in grey. Values that are not finite are
-//! left out.
+//! size. Series also differ in dashes and marks, to be distinguished in grey. Values that are not
+//! finite are left out.
 
 use std::fmt::Write as _;
 
@@ -60,9 +59,9 @@ const LEGEND_ROW: f64 = 18.0;
 const MARK_ROW: f64 = 15.0;
 /// Space between the axes and the outermost dots.
 const INSET: f64 = 5.0;
-/// The largest ratio on a logarithmic axis. Smaller values are at the beginning.
+/// The largest ratio on a logarithmic axis; smaller values are at the beginning.
 const LOG_SPAN: f64 = 1e4;
-/// An axis is extended to a line that is at most this many times beyond the values.
+/// An axis is extended to a line at most this many times beyond the values.
 const LINE_REACH: f64 = 4.0;
 const CHARACTER: f64 = 6.8;
 
@@ -80,14 +79,12 @@ struct Field {
 }
 
 impl Axis {
-    /// The label, marked if the axis is logarithmic.
     fn text(&self, scale: &Scale) -> String {
         if scale.is_log() { format!("{}, logarithmic", self.label) } else { self.label.clone() }
     }
 }
 
 impl Mark {
-    /// The label, marked if the value is beyond the axis.
     fn text(&self, scale: &Scale) -> String {
         if scale.reaches(self.at) { self.label.clone() } else { format!("{} (beyond the axis)", self.label) }
     }
@@ -157,8 +154,7 @@ impl Plot {
 
     fn scale(&self, axis: &Axis, coordinate: usize, from: f64, to: f64) -> Scale {
         let values: Vec<f64> = self.points().map(|(x, y)| if coordinate == 0 { x } else { y }).collect();
-        // A value of 0, such as the gap between two tokens of one event, is drawn at the beginning
-        // of a logarithmic axis.
+        // A value of 0 is drawn at the beginning of a logarithmic axis.
         let log = axis.log && values.iter().any(|value| *value > 0.0);
         let shown = values.iter().copied().filter(|value| !log || *value > 0.0);
         let (mut low, mut high) =

@@ -15,7 +15,7 @@ pub struct Section {
     pub note: String,
     /// Numbers above the table.
     pub tiles: Vec<Tile>,
-    /// A table, the first row as head; may be empty.
+    /// A table, the first row as head.
     pub rows: Vec<Vec<String>>,
     /// Plots.
     pub dots: Vec<Dots>,
@@ -34,13 +34,13 @@ pub struct Dots {
     pub series: Vec<(String, Vec<(f64, f64)>)>,
     /// Whether lines connect the points of a series.
     pub connected: bool,
-    /// Whether the vertical axis is logarithmic if values differ by a factor of more than 30.
+    /// Whether the vertical axis is logarithmic if values differ by a factor over 30.
     pub may_be_log: bool,
 }
 
 const WIDE: f64 = 30.0;
 
-/// The HTML of sections, made by a command. `notes` come first.
+/// The HTML of sections, made by `command`, after the `notes`.
 pub fn page(command: &str, title: &str, notes: &[String], sections: &[Section]) -> String {
     let mut page = Page::of(command, title);
     page.warnings(notes);

@@ -1,15 +1,14 @@
 //! Lines and dots of a plot as SVG, with values that appear while the pointer rests on them.
 //!
 //! A page has no script, so each value is the `<title>` of a visible dot, or of an invisible dot on
-//! a line. A line has at most [`TARGETS_MAX`] invisible dots, so that a page stays small. Values
-//! that are not finite are left out.
+//! a line: at most [`TARGETS_MAX`], so that a page stays small.
 
 use std::fmt::Write as _;
 
 use super::scale::{Scale, short};
 
 pub(super) const TARGETS_MAX: usize = 48;
-/// Dashes for each colour, to distinguish series in grey.
+/// Dashes for each colour.
 pub(super) const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,8 @@
 //!
 //! The block has the labels and the layout of `vllm bench serve` (40 columns of label, then the
 //! value with two decimals), so that scripts that parse it work. Below it: the delivered load and
-//! the client's own lag; latencies from the due time, if they differ; the steady window; metrics of
-//! the servers; lines for each class, adapter, pool, backend and arm, if there are several; reasons
-//! of failures; warnings. The text has no colours.
+//! the client's own lag, the steady window, metrics of the servers, lines for each class, adapter,
+//! pool, backend and arm if there are several, reasons of failures, warnings.
 
 use std::fmt::Write as _;
 
@@ -22,7 +21,7 @@ const FEWER: f64 = 0.8;
 /// Delays up to this are not shown, seconds.
 const NO_DELAY: f64 = 0.001;
 
-/// The whole text of a run, for a terminal with `width` columns.
+/// The text of a run, for a terminal with `width` columns.
 pub fn table(result: &RunResult, width: Option<usize>) -> String {
     let metrics = Metrics::of(result);
     let mut text = block(result, &metrics);
@@ -80,8 +79,7 @@ pub fn block(result: &RunResult, metrics: &Metrics) -> String {
     line(&mut text, "Peak concurrent requests:", metrics.peak_requests as f64);
     let total = metrics.known_output().map(|output| metrics.per_second(metrics.input_tokens + output));
     known(&mut text, "Total token throughput (tok/s):", total.map(two));
-    // The median is the 50th percentile. As in `vllm bench serve`, only a user who asked for it
-    // sees both.
+    // The median is the 50th percentile: only a user who asked for it sees both.
     let asked = config.arguments.iter().any(|argument| argument.starts_with("--metric-percentiles"));
     let percentiles: Vec<f64> = config.percentiles.iter().copied().filter(|p| asked || *p != 50.0).collect();
     for (name, short, long) in MEASURES {
@@ -99,7 +97,6 @@ const MEASURES: [(&str, &str, &str); 4] = [
     ("e2el", "E2EL", "End-to-end Latency"),
 ];
 
-/// Writes one measure; `None` if it is unknown.
 fn measure(text: &mut String, short: &str, long: &str, of: Option<&Distribution>, percentiles: &[f64]) {
     title(text, '-', long);
     let mut show = |name: &str, value: &dyn Fn(&Distribution) -> f64| {
@@ -200,7 +197,6 @@ fn two(value: f64) -> String {
     format!("{value:.2}")
 }
 
-/// Writes a line, with a dash for an unknown value.
 fn known(text: &mut String, label: &str, value: Option<String>) {
     let _ = writeln!(text, "{label:<40} {:<10}", value.as_deref().unwrap_or("-"));
 }
@@ -209,13 +205,11 @@ fn whole(text: &mut String, label: &str, value: u64) {
     let _ = writeln!(text, "{label:<40} {value:<10}");
 }
 
-/// The columns after the name; times in milliseconds.
 const OF_PARTS: &str =
     "sent,ok,failed,req/s,out tok/s,TTFT p50,TTFT p99,TPOT p50,TPOT p99,ITL p99,E2EL p50,E2EL p99,met %";
 const OF_RUNS: &str = "ok,failed,req/s,out tok/s,TTFT mean,TTFT p50,TTFT p99,TPOT mean,ITL p99,E2EL p99,met %";
 const MET: &str = "met %";
 
-/// A cell of these columns; a dash if the value is unknown.
 fn cell(of: &Metrics, column: &str) -> String {
     let latency = |values: &Distribution, seconds: f64| {
         if values.count() == 0 { "-".to_owned() } else { format!("{:.1}", seconds * 1e3) }
@@ -249,7 +243,7 @@ fn parts_table(name: &str, parts: &[(String, Metrics)], judged: bool) -> Columns
     table
 }
 
-/// One line for each run of a sweep, named by the varied setting. Rates are of the whole run.
+/// One line for each run of a sweep, named by the varied setting.
 pub fn sweep_table(name: &str, runs: &[(String, RunResult)]) -> Columns {
     let mut table = Columns::new(std::iter::once(name).chain(OF_RUNS.split(',')));
     for (value, result) in runs {

@@ -1,8 +1,7 @@
-//! An HTML page that compares variants: a table, plots of latency distributions, a section for each
-//! run.
+//! An HTML page that compares variants: the caller's table, plots of latency distributions, a
+//! section for each run.
 //!
-//! The caller provides the table: only the caller knows the variants and the number of runs. Plots
-//! show one run of each of the first few variants, by class.
+//! Plots show one run of each of the first few variants, by class.
 
 use super::html;
 use super::overlay::{self, MOST_RUNS, overlays};

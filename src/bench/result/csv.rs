@@ -1,7 +1,7 @@
 //! One line of CSV for each request, for spreadsheets and scripts.
 //!
 //! Times are in seconds. An empty field does not apply. Only the longest gap between tokens is
-//! written. Fields are quoted only if RFC 4180 requires it.
+//! written. RFC 4180 decides about quotes.
 
 use std::io::{self, Write};
 
@@ -16,7 +16,7 @@ const COLUMNS: &str = "run,index,class,adapter,session,turn,due,queued,sent,ende
 pub struct RequestCsv<W: Write>(csv::Writer<W>);
 
 impl<W: Write> RequestCsv<W> {
-    /// Writes the names of the columns to `out`.
+    /// Writes the column names to `out`.
     pub fn new(out: W) -> io::Result<Self> {
         let mut writer = csv::Writer::from_writer(out);
         writer.write_record(COLUMNS.split(','))?;
@@ -24,7 +24,7 @@ impl<W: Write> RequestCsv<W> {
         Ok(Self(writer))
     }
 
-    /// Writes the requests of a run, which the file calls `name`.
+    /// Writes the requests of a run called `name`.
     pub fn write_run(&mut self, name: &str, result: &RunResult) -> io::Result<()> {
         for record in &result.requests {
             self.0.write_record(row(name, result, record))?;

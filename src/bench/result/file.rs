@@ -2,13 +2,13 @@
 //! `sluice`.
 //!
 //! A file is one JSON object, or several in a row (a sweep, or `--append-result`). The top level
-//! has the keys and the arithmetic of `vllm bench serve`, so that the same scripts work. `sluice`
-//! holds the whole [`RunResult`]. Gaps between tokens take most of the space, so `sluice` omits
-//! them if the top level has them, or if there are more than [`MAX_GAPS`]. Texts are not read back.
+//! has the keys and the arithmetic of `vllm bench serve`, so that the same scripts work; `sluice`
+//! holds the whole [`RunResult`]. It omits gaps between tokens, which take most of the space, if
+//! the top level has them, or if there are more than [`MAX_GAPS`]. Texts are not read back.
 //!
 //! Files of `vllm bench serve` and `vllm-rs bench serve` can be read, too. Requests are
 //! reconstructed from the arrays of `--save-detailed`; without these, only [`RunResult::reported`]
-//! has the keys of the file. Bounds: [`MAX_FILE`] bytes.
+//! has the keys of the file. Bounds: [`MAX_FILE`].
 
 use std::io::Write;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::result::steady::{self, Steady};
 use crate::result::validity::Delivered;
 use crate::result::vllm_keys::{metric_keys, statistics, vllm_keys};
 
-/// The most gaps between tokens in a file without `--save-detailed`: about 20 MB of text.
+/// The most gaps in a file without `--save-detailed`: about 20 MB of text.
 pub const MAX_GAPS: usize = 1_000_000;
 /// The longest file that is read, bytes.
 pub const MAX_FILE: u64 = 2 << 30;
@@ -78,7 +78,7 @@ pub fn parse(text: &[u8], name: &str) -> Result<Vec<RunResult>, FileError> {
     if results.is_empty() { Err(FileError::Empty(name.to_owned())) } else { Ok(results) }
 }
 
-/// Replaces the file in one step, or appends to it. Creates missing folders.
+/// Replaces the file in one step, or appends to it; creates missing folders.
 pub fn save(result: &RunResult, path: &Path, detailed: bool, append: bool) -> Result<(), FileError> {
     let io = |error| FileError::Io(path.display().to_string(), error);
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -141,7 +141,7 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     Value::Object(top)
 }
 
-/// Statistics that `vllm bench serve` does not have. They are not read back.
+/// Statistics that `vllm bench serve` does not have; not read back.
 pub fn summary(result: &RunResult) -> Value {
     let whole = Metrics::of(result);
     let mut map = slices::slice_json(&whole, result);
@@ -189,7 +189,7 @@ fn list(result: &RunResult, of: impl Fn(&Record) -> Value) -> Value {
     Value::Array(result.requests.iter().map(of).collect())
 }
 
-/// The arrays that `vllm bench serve` writes into every file.
+/// The arrays of every file.
 pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
     [
         ("latencies", list(result, |record| json!(record.latency))),
@@ -200,7 +200,7 @@ pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
     .collect()
 }
 
-/// Arrays that `vllm bench serve` writes only with `--save-detailed`.
+/// Arrays that only `--save-detailed` writes.
 fn detailed_arrays(result: &RunResult) -> Map<String, Value> {
     let error = |record: &Record| match &record.outcome {
         Outcome::Completed => json!(""),
@@ -281,7 +281,7 @@ fn foreign(top: &Map<String, Value>) -> RunResult {
     RunResult { config, requests, duration: number("duration").unwrap_or(0.0), ..RunResult::default() }
 }
 
-/// Requests from the arrays of `--save-detailed`; empty if a needed array is missing.
+/// Requests from the arrays of `--save-detailed`; empty if one is missing.
 fn requests_of_arrays(top: &Map<String, Value>) -> Vec<Record> {
     let list = |key: &str| top.get(key).and_then(Value::as_array);
     let (Some(ttfts), Some(itls), Some(inputs), Some(outputs)) =

@@ -7,17 +7,17 @@
 //! | ITL | each gap between token events, so long responses weigh more |
 //! | E2EL | sent to last token event |
 //!
-//! Statistics are computed in seconds from every value (8 bytes each) and shown in milliseconds.
-//! Percentile p of sorted x interpolates linearly between the two values next to position (n - 1)
-//! (p / 100), rounded as numpy rounds. Statistics of no values are 0.
+//! Statistics are computed in seconds from every value and shown in milliseconds. Percentile p of
+//! sorted x interpolates linearly between the two values next to position (n - 1) (p / 100),
+//! rounded as numpy rounds. Statistics of no values are 0.
 //!
-//! If a server sends no usage and no tokenizer counts the text, output tokens are unknown, and so
-//! are their sum, rates and TPOT. Chunks do not count as tokens.
+//! If a server sends no usage and no tokenizer counts the text, output tokens, their rates and TPOT
+//! are unknown: chunks do not count as tokens.
 //!
-//! Rates divide by the duration of the whole run, including ramp-up and drain (`steady` excludes
-//! both). Goodput counts completed requests that met all objectives. Peaks count completed requests
-//! in seconds from the first send: token *events*, and requests in flight during any part of a
-//! second, which may be more than at any one time.
+//! Rates divide by the duration of the whole run, including ramp-up and drain. Goodput counts
+//! completed requests that met all objectives. Peaks count completed requests in seconds from the
+//! first send: token *events*, and requests in flight during any part of a second, which may be
+//! more than at any one time.
 
 use crate::result::record::{Outcome, Record, RunConfig, RunResult, Slo};
 use sluice_core::stats::percentile;
@@ -31,7 +31,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// The distribution of `values`, in any order. NaN sorts last; a run has none.
+    /// The distribution of `values`, in any order.
     pub fn of(mut values: Vec<f64>) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -101,8 +101,8 @@ pub struct Metrics {
     pub unfinished: u64,
     /// Completed requests that met all objectives.
     pub good: u64,
-    /// For each completed or failed request, in the order of the records: whether the objectives
-    /// were met, and the latency (infinite for a failure).
+    /// For each judged request in the order of the records: whether the objectives were met, and
+    /// the latency (infinite for a failure).
     pub judgements: Vec<(bool, f64)>,
     /// Prompt tokens of completed requests.
     pub input_tokens: u64,
@@ -143,7 +143,7 @@ impl Metrics {
         Self::with_slo(requests, duration, |record| config.slo_of(record.class))
     }
 
-    /// The statistics of some requests with objectives from `slo`.
+    /// The statistics with objectives from `slo`.
     pub fn with_slo<'a, 'b>(
         requests: impl IntoIterator<Item = &'a Record>,
         duration: f64,
@@ -215,7 +215,7 @@ impl Metrics {
         self.known_output().map(|tokens| self.per_second(tokens))
     }
 
-    /// Times per output token; `None` if they are unknown.
+    /// Times per output token, if known.
     pub fn known_tpot(&self) -> Option<&Distribution> {
         (self.uncounted == 0 || self.tpot.count() > 0).then_some(&self.tpot)
     }
@@ -230,13 +230,13 @@ impl Metrics {
         self.completed + self.failed
     }
 
-    /// Share of judged requests that met all objectives (failures did not); 0 if none was judged.
+    /// Share of judged requests that met all objectives; 0 if none was judged.
     pub fn attainment(&self) -> f64 {
         if self.judged() == 0 { 0.0 } else { self.good as f64 / self.judged() as f64 }
     }
 }
 
-/// The peaks of token events and requests, in seconds that begin with the earliest request.
+/// The peaks of token events and requests, in seconds from the earliest request.
 fn peaks(completed: &[&Record]) -> (f64, u64) {
     let Some(start) = completed.iter().map(|record| record.sent).min_by(f64::total_cmp) else { return (0.0, 0) };
     let end = completed.iter().map(|record| record.sent + record.latency).max_by(f64::total_cmp).unwrap_or(start);

@@ -6,8 +6,7 @@
 //!
 //! Times are seconds as `f64`; points in time count from the start of the run. The clock of a
 //! request starts when it is sent, after any wait for `--max-concurrency`, as in `vllm bench
-//! serve`. Earlier times are separate fields (`due`, `queued`), so latencies from the due time can
-//! be computed: [`Record::delay`].
+//! serve`. Earlier times are separate fields (`due`, `queued`).
 //!
 //! Bounds: about 300 bytes a request, 8 for each gap between tokens, and the texts, if kept.
 
@@ -25,9 +24,9 @@ pub struct RunResult {
     pub started_at: String,
     /// The configuration of the run.
     pub config: RunConfig,
-    /// Seconds from the start until the last request ended. Rates divide by this.
+    /// Seconds until the last request ended, by which rates divide.
     pub duration: f64,
-    /// Whether the run was ended early (Ctrl-C). The result covers the time until then.
+    /// Whether the run was ended early (Ctrl-C) and covers the time until then.
     pub partial: bool,
     /// One record for each request that was sent, in the order of the workload.
     pub requests: Vec<Record>,
@@ -37,7 +36,7 @@ pub struct RunResult {
     pub client: ClientHealth,
     /// Warnings about the validity of the numbers.
     pub warnings: Vec<String>,
-    /// The top-level keys of the file that was read. Files of other tools may hold statistics
+    /// The top-level keys of the file that was read; files of other tools may hold statistics
     /// without requests.
     #[serde(skip)]
     pub reported: Map<String, Value>,
@@ -66,12 +65,11 @@ pub struct RunConfig {
     pub num_prompts: u64,
     /// Source of the prompts: `random`, `sharegpt`, ...
     pub dataset: String,
-    /// The arrivals in words: `poisson`, `gamma`, `constant`, `closed loop`, `recorded`, ...
+    /// The arrivals in words: `poisson`, `closed loop`, `recorded`, ...
     pub arrival: String,
-    /// Requests per second; `None` if all were due at once (`inf`), at recorded times, or at a
-    /// changing rate.
+    /// Requests per second; `None`: all at once (`inf`), recorded times, or a changing rate.
     pub request_rate: Option<f64>,
-    /// Shape of the gamma distribution of the gaps; 1 is Poisson. `None` if gaps are constant.
+    /// Shape of the gamma distribution of the gaps; 1 is Poisson, `None` constant gaps.
     pub burstiness: Option<f64>,
     /// The most requests in flight.
     pub max_concurrency: Option<u32>,
@@ -85,8 +83,7 @@ pub struct RunConfig {
     pub percentile_metrics: Vec<String>,
     /// Kinds of requests, the index of [`Record::class`].
     pub classes: Vec<ClassConfig>,
-    /// The gateway's classes, by which the result is shown; the index of [`Record::gateway_class`].
-    /// Empty: the kinds of requests are shown.
+    /// The gateway's classes, the index of [`Record::gateway_class`]; empty: reports use `classes`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gateway_classes: Vec<GatewayClass>,
     /// LoRA adapters in the mix, the index of [`Record::adapter`].
@@ -101,7 +98,7 @@ pub struct RunConfig {
     /// The versions of vLLM that servers reported (a gateway has no `/version`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub server_versions: Vec<String>,
-    /// Arguments of the command line, secrets masked; empty if unknown.
+    /// Arguments of the command line, secrets masked; may be empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub arguments: Vec<String>,
 }
@@ -127,8 +124,7 @@ pub struct ClassConfig {
     pub weight: f64,
     /// The objectives.
     pub slo: Slo,
-    /// Prompt lengths in tokens, as on the command line (`200`, `100-2000`); empty if they came
-    /// from a file.
+    /// Prompt lengths in tokens, as on the command line (`200`, `100-2000`); empty for a file.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prompt: String,
     /// Output lengths, likewise.
@@ -145,7 +141,7 @@ pub struct ClassConfig {
 pub struct GatewayClass {
     /// Name of the class.
     pub name: String,
-    /// The requests of the class in words: prompt lengths, and whether they ask for an adapter.
+    /// The requests of the class in words.
     pub requests: String,
 }
 
@@ -155,7 +151,7 @@ pub struct GatewayClass {
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<f64>,
-    /// Time per output token. A request of one token meets any bound.
+    /// Time per output token; one token meets any bound.
     pub tpot: Option<f64>,
     /// Start to last token.
     pub e2el: Option<f64>,
@@ -172,7 +168,7 @@ pub struct Record {
     /// Index into [`RunConfig::gateway_classes`]; `None` if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway_class: Option<u32>,
-    /// Index into [`RunConfig::adapters`]; `None` for the base model.
+    /// Index into [`RunConfig::adapters`]; `None`: the base model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapter: Option<u32>,
     /// Conversation and turn (from 0).
@@ -198,19 +194,19 @@ pub struct Record {
     /// Requested tokens of a generated prompt, if the server counted another number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_tokens: Option<u64>,
-    /// Output tokens by the server's usage, otherwise by a tokenizer; `None` if unknown.
+    /// Output tokens by the server's usage, otherwise by a tokenizer.
     pub output_tokens: Option<u64>,
     /// Whether a tokenizer counted the output tokens.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_counted: bool,
-    /// Sent to first token event. 0 if there was none.
+    /// Sent to first token event; 0 if there was none.
     pub ttft: f64,
-    /// Sent to last token event. 0 if there was none.
+    /// Sent to last token event; 0 if there was none.
     pub latency: f64,
     /// Gaps between token events.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub itls: Vec<f64>,
-    /// The generated text, if the run keeps texts. Files have it in `generated_texts`.
+    /// The generated text, if the run keeps texts.
     #[serde(skip)]
     pub text: Option<Box<str>>,
     /// From `x-sluice-pool`.
@@ -235,9 +231,9 @@ pub enum Outcome {
     Completed,
     /// No complete response, with the reason: `status 503`, `stream cut`, ...
     Failed(Arc<str>),
-    /// The client left as the workload specified. Neither a success nor a failure.
+    /// The client left as the workload specified: neither a success nor a failure.
     Left,
-    /// In flight when the run was ended early. Neither a success nor a failure.
+    /// In flight when the run was ended early: neither a success nor a failure.
     #[default]
     Unfinished,
 }
@@ -290,7 +286,7 @@ pub struct ClientHealth {
     pub cpu_seconds: f64,
     /// Cores that the process may use.
     pub cores: u32,
-    /// P99 lag of the timers, seconds. Timers have a resolution of 1 ms.
+    /// P99 lag of the timers, seconds.
     pub lag_p99: f64,
     /// The largest lag of a timer, seconds.
     pub lag_max: f64,
@@ -307,8 +303,7 @@ impl Record {
         matches!(self.outcome, Outcome::Failed(_))
     }
 
-    /// (latency - ttft) / (output tokens - 1), for completed requests with a known number of tokens
-    /// above 1.
+    /// (latency - ttft) / (output tokens - 1), if completed with more than one token.
     pub fn tpot(&self) -> Option<f64> {
         let tokens = self.output_tokens.filter(|tokens| self.is_completed() && *tokens > 1)?;
         Some((self.latency - self.ttft) / (tokens - 1) as f64)
@@ -329,21 +324,18 @@ impl Record {
         if self.is_uncounted() { f64::INFINITY } else { self.tpot().unwrap_or(0.0) }
     }
 
-    /// Time from the due time until the request was sent; 0 in a closed loop. A user who does not
-    /// wait for others sees `ttft` and `latency` plus this delay.
+    /// Time from the due time until the request was sent; 0 in a closed loop.
     pub fn delay(&self) -> f64 {
         self.due.map_or(0.0, |due| (self.sent - due).max(0.0))
     }
 
-    /// The part of [`Record::delay`] that the load generator caused: without the wait for
-    /// `max_concurrency`.
+    /// [`Record::delay`] without the wait for `max_concurrency`.
     pub fn lag(&self) -> f64 {
         (self.delay() - self.queued).max(0.0)
     }
 
     /// Whether the request completed and met every bound of `slo`, as in `vllm bench serve`:
-    /// equality meets a bound, and one token meets any TPOT. An unknown number of tokens meets no
-    /// TPOT.
+    /// equality meets a bound, and an unknown number of tokens meets no TPOT.
     pub fn meets(&self, slo: &Slo) -> bool {
         let holds = |bound: Option<f64>, value: f64| bound.is_none_or(|bound| value <= bound / 1e3);
         self.is_completed()
@@ -369,8 +361,7 @@ impl Record {
 }
 
 impl RunResult {
-    /// The same result as if every request had been sent when due: TTFT and E2EL include the lag of
-    /// the client and the wait for `max_concurrency`.
+    /// The same result as if every request had been sent when due.
     #[must_use]
     pub fn from_due(&self) -> Self {
         let mut result = self.clone();

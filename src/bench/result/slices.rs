@@ -1,12 +1,10 @@
 //! Statistics of slices of a run: the requests of one class, adapter, pool, backend or arm.
 //!
-//! A class is a class of the gateway (`[[class]]`), with the same name and requests as in the
-//! gateway's metrics; [`divide`] sets it. A result without them is divided by the load's classes.
+//! Classes are the gateway's (`[[class]]`, set by [`divide`]), otherwise the load's.
 //!
 //! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to
-//! the rate of the run. A request without a response from a gateway belongs to no pool, backend or
-//! arm. Load classes with the same name, as two kinds of traffic may have, form one slice, in which
-//! each request is judged by the objectives of the load class.
+//! the rate of the run. Load classes with the same name form one slice, in which each request is
+//! judged by the objectives of the load class.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,8 +35,8 @@ pub enum SliceBy {
 impl SliceBy {
     const ALL: [Self; 6] = [Self::Class, Self::Load, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
 
-    /// The properties by which a report on `result` is divided. The load's classes are left out if
-    /// they are the gateway's.
+    /// The properties by which a report on `result` is divided, without [`Self::Load`] if the
+    /// load's classes are the gateway's.
     pub fn shown(result: &RunResult) -> impl Iterator<Item = Self> {
         let differs = |record: &Record| Self::Class.of(record, result) != Self::Load.of(record, result);
         let has_both = result.config.classes.len() > 1 && result.requests.iter().any(differs);
@@ -102,7 +100,7 @@ impl SliceBy {
 /// Divides a result by the gateway's `classes`. `of`: the index of a request's class.
 ///
 /// Adds a warning for each class of the load that has the name of a class of the gateway and other
-/// requests: the name then has two meanings.
+/// requests.
 pub fn divide(result: &mut RunResult, classes: Vec<GatewayClass>, of: impl Fn(&Record) -> usize) {
     for record in &mut result.requests {
         record.gateway_class = u32::try_from(of(record)).ok();
@@ -121,7 +119,7 @@ pub fn divide(result: &mut RunResult, classes: Vec<GatewayClass>, of: impl Fn(&R
     }
 }
 
-/// The slices with their statistics, in the order of the configuration, otherwise of their names.
+/// The slices with their statistics, in the order of reports.
 pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
     let mut slices: BTreeMap<(usize, &str), Vec<&Record>> = BTreeMap::new();
     for record in &result.requests {
@@ -133,7 +131,7 @@ pub fn slices(result: &RunResult, by: SliceBy) -> Vec<(String, Metrics)> {
     slices.into_iter().map(|((_, name), records)| (name.to_owned(), metrics_of(records))).collect()
 }
 
-/// The number of failures for each reason.
+/// Failures by reason.
 pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
     let mut failures = BTreeMap::new();
     for record in &result.requests {
@@ -147,14 +145,13 @@ pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
 /// Confidence of the interval of [`attainment`].
 pub const CONFIDENCE: f64 = 0.95;
 
-/// The share of requests that met their objectives. The 95 % interval accounts for clusters of
-/// misses.
+/// The share of requests that met their objectives. The interval accounts for clusters of misses.
 pub fn attainment(metrics: &Metrics) -> Estimate {
     let (hits, latencies): (Vec<bool>, Vec<f64>) = metrics.judgements.iter().copied().unzip();
     proportion::of_series_with(&hits, &latencies, CONFIDENCE)
 }
 
-/// The slices as JSON, each as [`slice_json`].
+/// The slices as JSON.
 pub fn json(result: &RunResult, by: SliceBy) -> Value {
     let of_slice = |(name, metrics): &(String, Metrics)| (name.clone(), Value::Object(slice_json(metrics, result)));
     Value::Object(slices(result, by).iter().map(of_slice).collect())

@@ -1,17 +1,16 @@
 //! The part of a run in which the load was steady, with statistics.
 //!
-//! Rates over a whole run are too low, because they include ramp-up and drain. So a window is cut
-//! out:
+//! Rates over a whole run include ramp-up and drain. So a window is cut out:
 //!
 //! - Closed loop with concurrency C, or all requests at once with a limit C: from the first to the
-//!   last time with at least ceil(0.95 C) requests in flight, as in `vllm-rs bench serve`.
+//!   last time with at least [`THRESHOLD`] of C in flight, as in `vllm-rs bench serve`.
 //! - Open loop: from the end of the warm-up until the last send. MSER (White 1997) finds that end:
 //!   with x the mean requests in flight in n = [`SLOTS`] slots, it is the slot d in the first half
 //!   that minimises sum((x_i - mean_d)^2) / (n - d)^2 over the slots from d on.
 //!
 //! Rates count completions and output tokens in the window (`vllm-rs` counts chunks); latencies are
-//! of requests sent in it. A window below max(10 s, a tenth of the run) gets a note. If requests in
-//! flight keep growing, latencies depend on the length of the run; a warning says so.
+//! of requests sent in it. If requests in flight keep growing, latencies depend on the length of
+//! the run; a warning says so.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +21,7 @@ use crate::result::record::{Record, RunConfig, RunResult};
 pub const THRESHOLD: f64 = 0.95;
 /// Slots over which requests in flight of an open loop are averaged.
 pub const SLOTS: usize = 100;
-/// A shorter window gets a note, seconds.
+/// A window below this, or below a tenth of the run, gets a note; seconds.
 pub const SHORT: f64 = 10.0;
 /// The fewest requests that can show growth.
 const TREND_REQUESTS: usize = 50;
@@ -59,16 +58,15 @@ pub struct Steady {
     pub request_throughput: f64,
     /// Prompt tokens of completed requests sent in the window, per second.
     pub input_throughput: f64,
-    /// Output tokens in the window, per second; `None` if unknown. A request's tokens are spread
-    /// evenly over its token events.
+    /// Output tokens in the window, per second. A request's tokens are spread evenly over its token
+    /// events.
     pub output_throughput: Option<f64>,
     /// Statistics of completed requests sent in the window.
     pub metrics: Metrics,
 }
 
-/// The steady window of a run. Recorded and changing rates have none, even with a limit on requests
-/// in flight. (Over the whole run, N requests at rate r to a perfect server only give a throughput
-/// of N / (N/r + last latency).)
+/// The steady window of a run. Recorded and changing rates have none. (Over the whole run, N
+/// requests at rate r to a perfect server only give a throughput of N / (N/r + last latency).)
 pub fn steady(result: &RunResult) -> Option<Steady> {
     let changes = changes(&result.requests);
     let closed = result.config.max_concurrency.filter(|_| is_closed(&result.config));
@@ -115,8 +113,7 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     })
 }
 
-/// A new request was sent whenever one had ended. A file of another tool does not say how requests
-/// arrived.
+/// Whether a new request was sent whenever one had ended.
 fn is_closed(config: &RunConfig) -> bool {
     config.request_rate.is_none() && config.ramp.is_none() && matches!(&*config.arrival, "" | "closed loop" | "at once")
 }
@@ -144,7 +141,7 @@ pub fn changes(requests: &[Record]) -> Vec<(f64, i64)> {
     let mut changes: Vec<(f64, i64)> = Vec::with_capacity(requests.len() * 2);
     for record in requests {
         changes.push((record.sent, 1));
-        // In a closed loop the next request is sent just after the last token, before the stream
+        // The next request of a closed loop is sent just after the last token, before the stream
         // ends.
         let end = if record.is_completed() { record.sent + record.latency } else { record.ended };
         changes.push((end.max(record.sent), -1));
@@ -284,7 +281,6 @@ mod tests {
         assert!((18.0..24.0).contains(&steady.window.start_s), "{:?}", steady.window);
         assert_eq!(steady.window.end_s, 199.9);
         assert!((steady.request_throughput - 10.0).abs() < 0.2, "{}", steady.request_throughput);
-        // The rate of the whole run is lower: 2000 requests in 219.9 s.
         assert!(Metrics::of(&result).per_second(2_000) < 9.1);
         assert_eq!(growth(&result), None);
     }
@@ -306,8 +302,8 @@ mod tests {
     }
 
     /// A run of `vllm-rs bench serve` 0.33.0 with a concurrency of 8. That tool counts requests in
-    /// flight during the run, not from records, so the ends of the window differ by microseconds;
-    /// the requests are the same. It counts chunks: 14 held two tokens.
+    /// flight during the run, so the ends of the window differ by microseconds. It counts chunks:
+    /// 14 held two tokens.
     #[test]
     fn the_window_of_a_closed_loop_is_that_of_vllm_rs() {
         let text = include_bytes!("../../../tests/golden/bench_closed_loop.json");

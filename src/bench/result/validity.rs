@@ -1,25 +1,21 @@
-//! Warnings about the validity of a run: whether the load was delivered, and whether the client was
-//! the limit.
+//! Warnings about a run that was limited by the load generator, which then measures its own delays.
 //!
-//! A load generator that cannot keep up measures its own delays. There is a warning if less than
-//! [`MIN_DELIVERED`] of the rate was sent, if requests were sent later than [`MAX_REQUEST_LAG`]
-//! (P99), if timers fired later than [`MAX_TIMER_LAG`] (P99), or if the client used more than
-//! [`MAX_CPU`] of the machine. If nothing completed, the server was the limit, so there is no
-//! warning about the client. Results are not corrected.
+//! If nothing completed, the server was the limit, so there is no warning about the client. Results
+//! are not corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};
 use crate::result::steady;
 
-/// Below this share of the scheduled rate there is a warning.
+/// Least sent share of the scheduled rate without a warning.
 pub const MIN_DELIVERED: f64 = 0.98;
-/// Above this P99 lag of requests there is a warning, seconds.
+/// Largest P99 lag of requests without a warning, seconds.
 pub const MAX_REQUEST_LAG: f64 = 0.005;
-/// Above this P99 lag of timers there is a warning, seconds.
+/// Largest P99 lag of timers without a warning, seconds.
 pub const MAX_TIMER_LAG: f64 = 0.005;
-/// Above this share of the machine's CPU time there is a warning.
+/// Largest share of the machine's CPU time without a warning.
 pub const MAX_CPU: f64 = 0.85;
-/// Completed requests below which there is a warning about P99.
+/// Fewest completed requests without a warning about P99.
 const MIN_FOR_P99: u64 = 100;
 
 /// Configured and delivered load of an open loop.

@@ -1,14 +1,14 @@
 //! Statistics as JSON, under the keys of `vllm bench serve`.
 //!
-//! Arithmetic is the same as there, so that the same scripts work. Latencies are in milliseconds.
-//! Values that depend on unknown output tokens are null. `file` has the arrays of single requests.
+//! Latencies are in milliseconds; values that depend on unknown output tokens are null. `file` has
+//! the arrays of single requests.
 
 use serde_json::{Map, Value, json};
 
 use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{RunConfig, RunResult};
 
-/// The keys of `vllm bench serve` for the whole run, without arrays.
+/// The keys for the whole run, without arrays.
 pub fn vllm_keys(result: &RunResult, metrics: &Metrics) -> Map<String, Value> {
     let config = &result.config;
     let mut map: Map<String, Value> = config.metadata.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
@@ -37,7 +37,7 @@ pub fn vllm_keys(result: &RunResult, metrics: &Metrics) -> Map<String, Value> {
     map
 }
 
-/// Statistics of a set of requests under the keys of `vllm bench serve`.
+/// The keys for a set of requests.
 pub fn metric_keys(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> {
     let goodput = config.has_slo().then(|| metrics.per_second(metrics.good));
     let total = metrics.known_output().map(|output| metrics.per_second(metrics.input_tokens + output));
@@ -72,7 +72,6 @@ pub fn metric_keys(metrics: &Metrics, config: &RunConfig) -> Map<String, Value> 
     map
 }
 
-/// For an unknown measure, the keys of [`statistics`] are null.
 fn unknown(map: &mut Map<String, Value>, name: &str, percentiles: &[f64]) {
     for statistic in ["mean", "median", "std"] {
         map.insert(format!("{statistic}_{name}_ms"), Value::Null);

@@ -1,6 +1,6 @@
 //! Sends the turns of one conversation, each after the response to the previous one.
 //!
-//! A conversation ends early when a turn fails or the client leaves. Bounds: at most
+//! A conversation ends early when a turn fails or the client leaves. Bounds:
 //! [`MAX_TURNS`](crate::load::session::MAX_TURNS) turns.
 
 use tokio::time::Instant;

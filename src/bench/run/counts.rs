@@ -1,15 +1,14 @@
 //! Warns about misleading token counts: prompts of another length than requested, output without
 //! usage.
 //!
-//! A server that counts the tokens of generated prompts differently gets another load. The limit is
-//! [`MAX_DIFFERENCE`] of the requested tokens, in any class. Output tokens come from the server's
-//! usage, otherwise from a tokenizer, otherwise they are unknown.
+//! A server that counts the tokens of generated prompts differently gets another load. Bounds: one
+//! sentence about the class with the largest difference.
 
 use crate::load::body::PromptTokens;
 use crate::result::record::{Record, RunResult};
 use crate::run::plan::RunPlan;
 
-/// Relative difference of requested and counted prompt tokens from which there is a warning.
+/// Largest relative difference without a warning.
 const MAX_DIFFERENCE: f64 = 0.05;
 
 pub(super) fn warnings(result: &RunResult, plan: &RunPlan) -> Vec<String> {
@@ -20,7 +19,6 @@ fn completed(result: &RunResult) -> impl Iterator<Item = &Record> {
     result.requests.iter().filter(|record| record.is_completed())
 }
 
-/// A sentence on the class with the largest difference.
 fn prompts(result: &RunResult, plan: &RunPlan) -> Option<String> {
     let classes = &result.config.classes;
     let difference = |class: u32| {

@@ -1,12 +1,10 @@
 //! The lag of the load generator (how late timers fire), and the CPU time of a run.
 //!
-//! A task sleeps for [`PERIOD`] again and again and records how late it wakes up. Up to 1 ms is
-//! normal, the resolution of tokio's timers. More means that the machine was busy, and every
-//! measured time may be too long by that amount. CPU time is of the whole process; in the demo it
-//! includes engines and gateway.
+//! A task sleeps for [`PERIOD`] again and again and records how late it wakes up. Above 1 ms, the
+//! resolution of tokio's timers, the machine was busy, and every measured time may be too long by
+//! that amount. CPU time is of the whole process; in the demo it includes engines and gateway.
 //!
-//! Bounds: 8 bytes a tick, [`MAX_TICKS`] ticks (about three hours); later ticks count for the
-//! maximum only.
+//! Bounds: 8 bytes a tick, [`MAX_TICKS`] ticks; later ones count for the maximum only.
 
 use std::time::Duration;
 
@@ -18,7 +16,7 @@ use crate::result::record::ClientHealth;
 
 /// Time between two ticks.
 pub const PERIOD: Duration = Duration::from_millis(10);
-/// The most ticks that are kept.
+/// The most ticks that are kept: three hours.
 pub const MAX_TICKS: usize = 1 << 20;
 
 #[derive(Debug)]

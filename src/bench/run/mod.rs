@@ -1,10 +1,8 @@
 //! One run: send the scheduled requests, wait for their responses, collect the records.
 //!
-//! `runner` turns a `plan` into a result. `sender` sends one request, `conversation` the turns of a
-//! conversation. `progress` counts requests, `scrape` samples the metrics of the servers, and `lag`
-//! measures how late this process is. `counts` compares requested and counted tokens. `profile`
-//! controls the servers' profilers. Bounds: at most
-//! [`MAX_REQUESTS`](crate::load::arrival::MAX_REQUESTS) requests.
+//! `runner` turns a `plan` into a result: `sender` sends one request, `conversation` the turns of a
+//! conversation. `scrape` samples the metrics of the servers, and `lag` measures how late this
+//! process is. Bounds: [`MAX_REQUESTS`](crate::load::arrival::MAX_REQUESTS).
 
 pub mod plan;
 pub mod progress;

@@ -1,8 +1,7 @@
 //! The plan of a run: the requests, their due times, and the limits on requests in flight.
 //!
 //! The schedule follows from the plan and the workload's seed. Connections are opened and prompts
-//! built before the clock starts, so the plan estimates how long that takes. The caller adds
-//! labels, objectives of the run and percentiles to the result.
+//! built before the clock starts, so the plan estimates how long that takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +19,7 @@ pub const MAX_LEAD: Duration = Duration::from_secs(5);
 /// Planned time for building a prompt, per token: several times the real one.
 const BUILD_TIME: Duration = Duration::from_nanos(100);
 const CONNECT_TIME: Duration = Duration::from_millis(1);
-/// Default bound on requests in flight. Each needs a file descriptor; the raised soft limit allows
-/// more.
+/// Default bound on requests in flight, each with a file descriptor.
 pub const MAX_IN_FLIGHT: usize = 10_000;
 
 /// The load of a run.
@@ -33,10 +31,9 @@ pub struct RunPlan {
     pub arrival: Arrival,
     /// How many requests, or for how long.
     pub extent: Extent,
-    /// This process's limit on requests in flight. Waiting for it counts as lag of the client.
+    /// This process's limit on requests in flight. Waiting for it is lag of the client.
     pub max_in_flight: usize,
-    /// The user's limit on requests in flight (`--max-concurrency`). Waits are recorded as
-    /// `queued`.
+    /// The user's limit (`--max-concurrency`). Waiting for it is `queued`.
     pub max_concurrency: Option<u32>,
     /// Settings of conversations; `None`: single requests.
     pub sessions: Option<Sessions>,
@@ -64,7 +61,7 @@ impl RunPlan {
         }
     }
 
-    /// The configuration in the result of this plan, for servers at `urls`.
+    /// The configuration in the result of this plan.
     pub fn config(&self, urls: Vec<String>, path: &str) -> RunConfig {
         let concurrency = match self.arrival {
             Arrival::ClosedLoop { concurrency } => Some(concurrency),

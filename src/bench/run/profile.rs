@@ -18,7 +18,7 @@ pub enum ProfileError {
     Failed(String, RequestFailure),
 }
 
-/// Starts the profilers of all servers. If one does not start, stops the others.
+/// Starts the profilers of all servers, or stops them again if one does not start.
 pub async fn start(client: &LoadClient) -> Result<(), ProfileError> {
     let started = post(client, "/start_profile").await;
     match started.iter().find_map(|one| one.clone().err()) {
@@ -32,7 +32,7 @@ pub async fn start(client: &LoadClient) -> Result<(), ProfileError> {
     }
 }
 
-/// Stops the profilers of all servers, which write their traces.
+/// Stops all profilers, which write their traces.
 pub async fn stop(client: &LoadClient) -> Result<(), ProfileError> {
     post(client, "/stop_profile").await.into_iter().collect()
 }

@@ -1,8 +1,8 @@
 //! The progress of a run, and the way to stop it.
 //!
-//! A progress line shows sent, ended and failed requests, and the rate and P99 TTFT over the last
-//! [`WINDOW`]. An observer sees each request when it is sent and when it ends. Bounds: the window
-//! holds at most [`RECENT`] requests, so it is shorter at high rates.
+//! A progress line shows sent, ended and failed requests, and recent statistics. An observer sees
+//! each request when it is sent and when it ends. Bounds: [`RECENT`], which shortens the window at
+//! high rates.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -63,7 +63,7 @@ impl From<&Record> for InFlight {
     }
 }
 
-/// The task that sends the request calls it, so it must be fast.
+/// Called by the task that sends the request, so it must be fast.
 #[derive(Default)]
 struct Observer(Option<Box<ObserverFn>>);
 
@@ -96,7 +96,7 @@ impl Progress {
         }
     }
 
-    /// Ends the run: sends no further request, and abandons requests in flight.
+    /// Ends the run and abandons requests in flight.
     pub fn stop(&self) {
         self.stop.cancel();
     }
@@ -120,7 +120,7 @@ impl Progress {
         self.sent.fetch_add(1, Relaxed);
     }
 
-    /// Counts a request that ended. `ttft`: of a completed request.
+    /// Counts a request that ended, with the `ttft` of a completed one.
     pub(crate) fn record_ended(&self, ttft: Option<f64>, failed: bool) {
         self.ended.fetch_add(1, Relaxed);
         self.failed.fetch_add(u64::from(failed), Relaxed);
@@ -131,13 +131,13 @@ impl Progress {
         recent.push_back((Instant::now(), ttft));
     }
 
-    /// TTFTs of the requests that completed in the last [`WINDOW`], seconds; at most [`RECENT`].
+    /// TTFTs of the requests that completed in the last [`WINDOW`], seconds.
     pub fn recent_ttfts(&self) -> Vec<f64> {
         let (recent, now) = (self.recent.lock(), Instant::now());
         recent.iter().filter(|(at, _)| now - *at <= WINDOW).filter_map(|(_, ttft)| *ttft).collect()
     }
 
-    /// The statistics of the last [`WINDOW`]. `since`: the age of the run.
+    /// The statistics of the last [`WINDOW`] of a run of age `since`.
     pub fn now(&self, since: Duration) -> RecentStats {
         let mut recent = self.recent.lock();
         let (now, full) = (Instant::now(), recent.len() == RECENT);

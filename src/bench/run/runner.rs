@@ -1,17 +1,16 @@
 //! Runs a plan from the first request to the result.
 //!
-//! Open loop: each request has its own task, which starts `RunPlan::lead` before the due time
-//! ([`LEAD`](super::plan::LEAD) or longer), so that even a long prompt is built in time. Closed
-//! loop: each request in flight has a task, which sends the next request when the last has ended
-//! and builds the next one meanwhile. With sessions, both send conversations.
+//! Open loop: each request has its own task, which starts `RunPlan::lead` before the due time, so
+//! that even a long prompt is built in time. Closed loop: each request in flight has a task, which
+//! builds the next request and sends it when the last has ended. With sessions, both send
+//! conversations.
 //!
 //! A run lasts until the last request has ended, as in `vllm bench serve`. A stopped run abandons
 //! the requests in flight and returns the records so far. Dropping the future of [`run`] ends all
 //! requests.
 //!
-//! Connections for the first requests are opened in advance. Opening hundreds at once would
-//! overflow the server's accept queue; the kernel then retries after a second, which would count as
-//! TTFT.
+//! Connections are opened in advance, a few at a time: hundreds at once would overflow the server's
+//! accept queue, and the kernel's retry after a second would count as TTFT.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -43,7 +42,7 @@ use crate::run::sender::{RequestSender, join};
 /// caller.
 ///
 /// # Errors
-/// The plan, or the address of a server to scrape, is invalid. No request has been sent then.
+/// The plan, or the address of a server to scrape, is invalid; nothing was sent.
 pub fn run<'a>(
     plan: &'a RunPlan,
     client: &'a Arc<LoadClient>,

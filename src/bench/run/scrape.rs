@@ -1,11 +1,10 @@
 //! Reads the `/metrics` of the servers before, during and after a run.
 //!
 //! Differences of counters over the run give the hit rate of the prefix cache and the preemptions.
-//! Samples give the usage of the KV cache and the running and waiting requests, unknown in a run
-//! that is too short. Peaks are lower bounds. A server whose first page cannot be read, or is not
-//! vLLM's, is not sampled.
+//! Samples give the usage of the KV cache and the running and waiting requests; their peaks are
+//! lower bounds. A server whose first page cannot be read, or is not vLLM's, is not sampled.
 //!
-//! Bounds: [`MAX_SAMPLES`] samples of each server are kept; later ones count for the peaks only.
+//! Bounds: [`MAX_SAMPLES`]; later samples count for the peaks only.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +22,9 @@ use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
 
 /// Time between two samples.
 pub const PERIOD: Duration = Duration::from_secs(1);
-/// Time from the start to the first sample. The following pauses double up to [`PERIOD`].
+/// Time until the first sample. The following pauses double up to [`PERIOD`].
 pub const FIRST: Duration = Duration::from_millis(100);
-/// Timeout of one sample. A busy vLLM responds late.
+/// Timeout of one sample; a busy vLLM responds late.
 pub const LIMIT: Duration = Duration::from_secs(5);
 /// Samples kept for each server: one day.
 pub const MAX_SAMPLES: usize = 86_400;
@@ -74,7 +73,7 @@ impl Scraper {
             let last = scrape(&server.target, &server.headers).await;
             let mut history = server.history.lock();
             if let Some(last) = last {
-                // The requests are over: only the counters count.
+                // Only the counters count after the requests.
                 history.last = last;
             }
             sides.push(history.side());

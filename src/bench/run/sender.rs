@@ -1,9 +1,8 @@
 //! Sends one request of a run and turns the response into a record.
 //!
-//! The clock of a request starts when it is sent. The record also has the due time and the wait for
-//! `max_concurrency`, so the lag of the client is visible. Prompts are built on blocking threads,
-//! so that a long prompt does not delay the timing of other requests. A failed request is not
-//! retried.
+//! The record has the due time and the wait for `max_concurrency`, so the lag of the client is
+//! visible. Prompts are built on blocking threads, so that a long one delays no timing. A failed
+//! request is not retried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +20,6 @@ use crate::run::progress::{InFlight, Progress, RequestEvent};
 
 pub(super) const TIMER_GRAIN: Duration = Duration::from_millis(1);
 
-/// The state shared by all tasks of a run. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct RequestSender {
     pub(super) plan: Arc<RunPlan>,
@@ -67,7 +65,6 @@ impl RequestSender {
         self.build_request(ordinal).await
     }
 
-    /// Returns at `moment`, or when the run is stopped.
     pub(super) async fn wait_until(&self, moment: Instant) {
         tokio::select! {
             () = tokio::time::sleep_until(moment) => {}
@@ -84,7 +81,7 @@ impl RequestSender {
     ) -> Option<SentRequest> {
         request.keep_text |= self.plan.keep_texts || self.plan.counter.is_some();
         if let Some(due) = due {
-            // The timer may be late by [`TIMER_GRAIN`]. Times count from the start.
+            // The timer may be late by [`TIMER_GRAIN`].
             self.wait_until((due - TIMER_GRAIN).max(self.start)).await;
         }
         let slot = self.acquire_slot(due).await?;
@@ -121,7 +118,7 @@ impl RequestSender {
         Some(SentRequest { record, text })
     }
 
-    /// Returns whether it counted output tokens, for a response without usage.
+    /// Returns whether it counted output tokens.
     async fn count_output(&self, timing: &mut Timing) -> bool {
         let (None, Some(counter), Some(texts)) = (timing.output_tokens, &self.plan.counter, &mut timing.texts) else {
             return false;
@@ -172,7 +169,7 @@ fn fill_routing(record: &mut Record, routing: RoutingInfo) {
     record.queue_wait = routing.queue.map(|queue| queue.as_secs_f64());
 }
 
-/// Writes the outcome into `record`. Returns the response's text.
+/// Writes the outcome into `record` and returns the response's text.
 fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Option<String> {
     match exchange {
         Exchange::Abandoned => record.outcome = Outcome::Unfinished,
@@ -194,7 +191,7 @@ fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Opt
     None
 }
 
-/// Joined tasks are never cancelled, so an error is a panic, which is resumed.
+/// Tasks are never cancelled, so an error is a panic, which is resumed.
 pub(super) fn join<T>(ended: Result<T, JoinError>) -> T {
     match ended {
         Ok(value) => value,

@@ -1,17 +1,16 @@
-//! The coarse phase: finds a rate that holds and a slightly higher one that fails.
+//! The coarse phase: from a given rate it goes up or down until one rate holds and a higher one
+//! fails, then tries the geometric middle.
 //!
-//! From a given rate it goes up or down until one rate holds and one fails, then tries the
-//! geometric middle. Short trials may be wrong by a few percent near the boundary, so the bracket
-//! is not narrowed below [`COARSE`]. Bounds: the search gives up at [`GIVE_UP`] of the rate of
-//! single requests, one after the other.
+//! Short trials may be wrong by a few percent near the boundary, so the bracket is not narrowed
+//! below [`COARSE`]. Bounds: the search gives up at [`GIVE_UP`] of the rate of single requests.
 
 use super::trial::TrialVerdict;
 
-/// Ratio of the ends of a bracket that is narrow enough.
+/// Ratio of the ends of a narrow bracket.
 pub(super) const COARSE: f64 = 1.15;
-/// The rate grows by this factor until it fails.
+/// Growth of the rate until it fails.
 const UP: f64 = 1.4;
-/// The rate shrinks at most by this factor until it holds.
+/// Largest fall of the rate until it holds.
 const DOWN: f64 = 4.0;
 const GIVE_UP: f64 = 1.0 / 16.0;
 
@@ -19,13 +18,13 @@ const GIVE_UP: f64 = 1.0 / 16.0;
 pub(super) struct Bracket {
     low: Option<f64>,
     high: Option<f64>,
-    /// Requests per second, each after the previous one.
+    /// The rate of single requests, each after the previous one, per second.
     one_stream: f64,
     first: f64,
 }
 
 impl Bracket {
-    /// Starts at the rate `first`. `one_stream`: the rate of single requests. Both are above 0.
+    /// Starts at the rate `first`; both are above 0.
     pub(super) fn new(one_stream: f64, first: f64) -> Self {
         Self { low: None, high: None, one_stream, first }
     }

@@ -19,7 +19,7 @@
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::Dependence;
 
-/// Confidence of the intervals read from the curve.
+/// Confidence of intervals.
 pub(super) const CONFIDENCE: f64 = 0.9;
 /// Exponents from 4 by factors of 1.5 to 500.
 const SLOPES: usize = 13;
@@ -27,14 +27,14 @@ const GENTLEST: f64 = 4.0;
 const SLOPE_STEP: f64 = 1.5;
 /// Step of ln r*.
 const STEP: f64 = 0.004;
-/// The grid extends this far beyond the lowest and highest rate, in ln r.
+/// The grid extends this far beyond the tried rates, in ln r.
 const REACH: f64 = 0.12;
 /// Limit on shares of misses, as a multiple of the allowed share: the model holds only near the
 /// boundary.
 const LOCAL: f64 = 20.0;
 /// Misses at any rate, as a share of the allowed ones.
 const BACKGROUND: f64 = 0.05;
-/// Trials below this share of the highest rate are left out: they say little and lengthen the grid.
+/// Trials below this share of the highest rate say little and would lengthen the grid.
 const NEAR: f64 = 0.5;
 /// Degrees of freedom from which Pearson's statistic is used alone.
 const TRUSTED: f64 = 6.0;
@@ -54,7 +54,6 @@ pub struct RatePoint {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cell {
-    /// ln r*.
     boundary: f64,
     slope: f64,
     /// Log-likelihood while the grid is built, then the share of the likelihood.
@@ -116,7 +115,7 @@ impl Curve {
 impl RatePoint {
     fn share(&self, boundary: f64, slope: f64, allowed: f64) -> f64 {
         let odds = (logit(allowed) + slope * (self.rate.ln() - boundary)).clamp(-30.0, 30.0);
-        // Clamping keeps logarithms finite far outside the model.
+        // Keeps logarithms finite far outside the model.
         (1.0 / (1.0 + (-odds).exp())).clamp(BACKGROUND * allowed, 0.999)
     }
 

@@ -1,7 +1,7 @@
 //! Finds the highest rate at which the objectives hold.
 //!
-//! They hold at a rate if the *attainment*, the share of requests that meet all their objectives,
-//! stays at the target however long the load lasts. A search has five phases:
+//! They hold if the *attainment*, the share of requests that meet all their objectives, stays at
+//! the target however long the load lasts. A search has five phases:
 //!
 //! ```text
 //! one stream   requests one after the other; if these miss their objectives, the search ends
@@ -16,10 +16,7 @@
 //! % of the true rate, and none had a long-run attainment more than 1 % below the target. With
 //! M/M/1 queues and objectives of 10, 40 and 200 service times, 85, 90 and 91 were within 5 %, and
 //! 0, 9 and 0 too high. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
-//! [`SearchGoal::tolerance`] trade accuracy for time.
-//!
-//! Rates are compared by ratio, so 0.05 and 5,000 requests per second take the same number of
-//! trials. Bounds: [`SearchGoal::max_trials`] trials.
+//! [`SearchGoal::tolerance`] trade accuracy for time. Bounds: [`SearchGoal::max_trials`].
 
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean, proportion};
@@ -36,7 +33,7 @@ use super::trial::{
 /// Counted requests of the trial with one stream.
 const STREAM_REQUESTS: usize = 30;
 const STREAM_WARMUP: usize = 2;
-/// The rate of the first look, as a share of the saturated throughput.
+/// The first rate, as a share of the saturated throughput.
 const FIRST_SHARE: f64 = 0.8;
 /// The fewest samples.
 const SAMPLES: usize = 6;
@@ -47,17 +44,16 @@ const SLACK_RISK: f64 = 0.01;
 const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
 /// Bound on the reported rate, as a share of the saturated throughput.
 const DRAIN_SHARE: f64 = 0.97;
-/// The lower end of the interval of the saturated throughput counts, but at least this share of the
-/// value: responses of equal length end in waves, which makes the interval too wide.
+/// Least share of the saturated throughput that its interval allows: responses of equal length end
+/// in waves, which makes the interval too wide.
 const DRAIN_LOW_LIMIT: f64 = 0.98;
 const PROOF_RESERVE: usize = 8;
-/// Rates of samples, as quantiles of the estimated boundary. The slope needs different rates.
+/// Rates of samples, as quantiles of the boundary: different ones, for the slope.
 const SAMPLE_QUANTILES: [f64; 3] = [0.5, 0.2, 0.8];
-/// Bound on the next rate after a failed proof, as a share of it.
+/// Bound on the next rate after a failed proof, as a share of the failed rate.
 const STEP_DOWN: f64 = 0.985;
 
-/// The highest rate at which `system` meets the objectives of `goal`. Calls `on_trial` after each
-/// trial.
+/// The highest rate at which `system` meets the objectives of `goal`.
 pub async fn find_rate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -70,8 +66,8 @@ pub async fn find_rate<S: SystemUnderTest>(
     resume_rate(system, goal, Vec::new(), on_trial).await
 }
 
-/// Continues an interrupted search. `past`: the trials so far in order, which are not run again.
-/// `on_trial` is called for the others; an error from it ends the search.
+/// Continues a search after the trials `past`. An error from `on_trial`, called after each new
+/// trial, ends the search.
 pub async fn resume_rate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -100,7 +96,7 @@ pub async fn resume_rate<S: SystemUnderTest>(
 pub struct TrialRecord {
     /// The report of the trial.
     pub report: TrialReport,
-    /// The counts of each group, for the curve; none for a look.
+    /// The counts of each group for the curve; none for a look.
     pub points: Vec<RatePoint>,
 }
 
@@ -153,7 +149,6 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok((best, ending))
     }
 
-    /// Ends the search if the highest rate is not above the goal's floor.
     async fn pass_floor(&mut self) -> Result<(), Stop<S::Error>> {
         let Some(floor) = self.goal.floor.filter(|floor| *floor > 0.0) else { return Ok(()) };
         if self.drain_rate * DRAIN_SHARE <= floor {
@@ -183,7 +178,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok(Capacity { one_stream, most })
     }
 
-    /// Takes looks until a rate holds and a slightly higher one fails. Returns the middle.
+    /// Takes looks until the bracket is narrow. Returns the middle.
     async fn bracket_boundary(&mut self, capacity: &Capacity) -> Result<f64, Stop<S::Error>> {
         let first = capacity.most * FIRST_SHARE;
         let mut bracket = Bracket::new(capacity.one_stream, first);
@@ -211,7 +206,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok(rate)
     }
 
-    /// Runs proofs, from the safe rate downwards, until one holds.
+    /// Proves rates from the safe one downwards until one holds.
     async fn prove(&mut self, rate: f64) -> Result<ProvenRate, Stop<S::Error>> {
         let mut rate = self.safe_rate().unwrap_or(rate);
         loop {
@@ -268,7 +263,6 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         };
         let points = match (load, kind) {
             (TrialLoad::Rate(requested), TrialKind::Sample | TrialKind::Proof) => {
-                // A group of an earlier trial may have no request now.
                 (0..judge.groups().max(self.points.len())).map(|group| point(requested, group)).collect()
             }
             _ => Vec::new(),
@@ -278,7 +272,6 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         Ok(TrialRecord { report, points })
     }
 
-    /// Ends the search if the client was too slow for a rate that holds, or no trial is left.
     fn check_limits(&self, report: &TrialReport) -> Result<(), Stop<S::Error>> {
         if report.verdict == TrialVerdict::Holds && report.stats.delivered < DELIVERED {
             return Err(Stop::End(SearchEnd::ClientLimit));
@@ -307,10 +300,9 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         at(0.95).zip(at(0.05)).is_some_and(|(high, low)| (high / low).ln() <= 2.0 * self.goal.tolerance)
     }
 
-    /// The boundary with the wider of two intervals: from the curve, and from the differences
-    /// between trials. Near capacity, one burst decides whether a trial has hardly any misses or
-    /// many, so the curve alone is overconfident. The differences show in how far the boundary
-    /// moves if one trial is left out (jackknife; Efron 1982).
+    /// The boundary with the wider of two intervals: from the curve, and from how far the boundary
+    /// moves if one trial is left out (jackknife; Efron 1982). Near capacity, one burst decides
+    /// whether a trial has hardly any misses or many, so the curve alone is overconfident.
     fn boundary_with_interval(&self) -> Option<Estimate> {
         let curves = self.curves();
         let at = |curves: &[Curve], quantile| lowest(curves, self.allowed_misses(), quantile);
@@ -354,7 +346,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
     }
 }
 
-/// Over all curves, the lowest quantile of the rate with the share `misses` of misses.
+/// The lowest quantile, over all curves, of the rate with the share `misses` of misses.
 fn lowest(curves: &[Curve], misses: f64, quantile: f64) -> Option<f64> {
     curves.iter().map(|curve| curve.rate(misses, quantile)).reduce(f64::min)
 }

@@ -1,23 +1,23 @@
 //! Groups of requests that are judged separately: each class and, in it, each adapter that is not
 //! rare.
 //!
-//! A trial must hold in each group, so that a small class or adapter is not sacrificed. Adapters
-//! with fewer than [`RARE`] of the requests form one group with the base model: judging each would
-//! take too many requests. Groups are numbered class by class, from the base model on.
+//! So a small class or adapter is not sacrificed. Adapters with fewer than [`RARE`] of the requests
+//! form one group with the base model, because judging each would take too many requests. Groups
+//! are numbered class by class, from the base model on.
 
 use super::judge::Judge;
 use crate::load::workload::Workload;
 use crate::result::record::{ClassConfig, Record, Slo};
 use crate::run::progress::InFlight;
 
-/// Adapters with a smaller share of the requests are rare.
+/// Smallest share of the requests of an adapter that is not rare.
 pub const RARE: f64 = 0.05;
 
 /// The objectives and groups of requests.
 #[derive(Clone, Debug)]
 pub struct Groups {
     slos: Vec<Slo>,
-    /// Names of the groups, class by class; empty: one group.
+    /// Names class by class; empty: one group.
     names: Vec<String>,
     adapters: Vec<usize>,
 }
@@ -64,7 +64,7 @@ impl Groups {
         self.slos.get(class as usize).or(self.slos.first()).copied().unwrap_or_default()
     }
 
-    /// The shortest bound on E2EL, seconds; infinite without one. No younger request is overdue.
+    /// The shortest bound on E2EL, seconds; infinite without one.
     pub fn shortest(&self) -> f64 {
         self.slos.iter().filter_map(|slo| slo.e2el).fold(f64::INFINITY, f64::min) / 1e3
     }
@@ -82,7 +82,7 @@ impl Groups {
         judge.record_in(group, request.index as usize, request.due, f64::INFINITY);
     }
 
-    /// Whether a request in flight exceeds the bound on E2EL at `now` by more than `grace` seconds.
+    /// Whether a request in flight exceeds the bound on E2EL at `now` by over `grace` seconds.
     pub fn is_overdue(&self, request: &InFlight, now: f64, grace: f64) -> bool {
         self.slo(request.class).e2el.is_some_and(|bound| now - request.due > bound / 1e3 + grace)
     }

@@ -1,9 +1,8 @@
 //! Decides one trial: whether the objectives hold at a rate.
 //!
-//! The *SLO ratio* of a request is the largest ratio of a measure to the bound; objectives are met
-//! up to 1. It is infinite for a failed request and for one in flight that is too late. Misses are
-//! known later than hits, so requests count in the order due, once all earlier ones are known. The
-//! warm-up does not count.
+//! The *SLO ratio* of a request is the largest ratio of a measure to the bound; up to 1, objectives
+//! are met. It is infinite for a failed request and for one in flight that is too late. Misses are
+//! known later than hits, so requests count in the order due, once all earlier ones are known.
 //!
 //! - A **look** fails with more misses than the trial's length allows. From [`EARLIEST`] of the
 //!   length on, it holds if Wald's test prefers half the allowed misses to twice as many.
@@ -11,7 +10,7 @@
 //! - A **proof** fails as a look does. At full length, it holds if the share of hits reaches the
 //!   target and SLO ratios do not grow; while they grow, it goes on, to [`MAX_EXTENSION`] lengths.
 //!
-//! With *groups* (classes, adapters), the objectives must hold in every group.
+//! With *groups*, the objectives must hold in every group.
 
 use sluice_core::stats::{Estimate, RatioTest, TestState, Trend, proportion};
 
@@ -20,13 +19,13 @@ use super::trial::{TrialKind, TrialRule, TrialVerdict};
 /// The longest extension of a proof, in lengths.
 const MAX_EXTENSION: usize = 4;
 const CONFIDENCE: f64 = 0.95;
-/// A look may hold from this share of the length on.
+/// Share of the length from which a look may hold.
 const EARLIEST: f64 = 0.5;
-/// A sample ends at this many times the allowed misses.
+/// Multiple of the allowed misses that ends a sample.
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
 const LOOK_ERROR: f64 = 0.05;
-/// So that one stuck request does not dominate a mean.
+/// Keeps one stuck request from dominating a mean.
 const MAX_SLO_RATIO: f64 = 3.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,7 +37,7 @@ struct JudgedRequest {
 
 #[derive(Clone, Debug)]
 struct Group {
-    /// Known misses after the warm-up, including misses after unknown requests.
+    /// Known misses after the warm-up, also after unknown requests.
     misses: usize,
     /// Requests after the warm-up and before the first unknown one; `missed`: the misses among
     /// them.
@@ -63,7 +62,7 @@ impl JudgedRequest {
 #[derive(Clone, Debug)]
 pub struct Judge {
     rule: TrialRule,
-    /// Requests in the order due. The ratio of an unknown one is NaN.
+    /// Requests in the order due; the ratio of an unknown one is NaN.
     requests: Vec<JudgedRequest>,
     /// Number of requests before the first unknown one.
     known: usize,
@@ -93,9 +92,8 @@ impl Judge {
     }
 
     /// Records request `ordinal` (from 0, in the order due), due `due` seconds after the start:
-    /// with `slo_ratio`, or with infinity once the objectives cannot be met.
-    ///
-    /// Only the first record of a request counts. Records after the verdict do not change it.
+    /// with `slo_ratio`, or with infinity once the objectives cannot be met. Only the first record
+    /// of a request counts.
     pub fn record(&mut self, ordinal: usize, due: f64, slo_ratio: f64) {
         self.record_in(0, ordinal, due, slo_ratio);
     }
@@ -111,7 +109,6 @@ impl Judge {
         if self.requests[ordinal].is_known() {
             return;
         }
-        // A ratio that was not measured is not a hit.
         let slo_ratio = if slo_ratio.is_nan() { f64::INFINITY } else { slo_ratio };
         self.requests[ordinal] = JudgedRequest { due, slo_ratio, group };
         let allowed = 1.0 - self.rule.target;
@@ -146,7 +143,7 @@ impl Judge {
         self.series().map(|request| request.is_hit()).collect()
     }
 
-    /// Like [`Judge::hits`], for the requests of one group.
+    /// [`Judge::hits`] of one group.
     pub fn hits_of(&self, group: usize) -> Vec<bool> {
         self.series().filter(|request| request.group == group).map(|request| request.is_hit()).collect()
     }
@@ -162,7 +159,7 @@ impl Judge {
         self.groups.len().max(1)
     }
 
-    /// The group with the lowest attainment, and that attainment.
+    /// The group with the lowest attainment, and its attainment.
     pub fn worst(&self) -> (usize, Estimate) {
         let of_group = |group: usize| {
             (group, proportion::of_series_with(&self.hits_of(group), &self.ratios_of(group), CONFIDENCE))
@@ -177,8 +174,7 @@ impl Judge {
         self.worst().1
     }
 
-    /// Counted requests per second, by due times: the load that the server really had, by chance a
-    /// few percent from the requested rate.
+    /// Counted requests per second, by due times: by chance a few percent from the requested rate.
     pub fn rate(&self) -> Option<f64> {
         // Unknown requests in between were due as well, so they count.
         let from = self.rule.warmup;
@@ -199,8 +195,7 @@ impl Judge {
         self.groups.iter().all(holds)
     }
 
-    /// More misses than the group's share of the full length allows. With several groups, the share
-    /// is estimated from the requests so far.
+    /// More misses than the group's share of the full length allows, by the requests so far.
     fn has_too_many_misses(&self) -> bool {
         let times = if self.rule.kind == TrialKind::Sample { HOPELESS } else { 1.0 };
         let allowed = (1.0 - self.rule.target) * self.rule.length as f64 * times;
@@ -272,7 +267,6 @@ mod tests {
     const LOOK: TrialRule = TrialRule { kind: TrialKind::Look, target: 0.99, warmup: 10, length: 1000 };
     const PROOF: TrialRule = TrialRule { kind: TrialKind::Proof, length: 2000, ..LOOK };
 
-    /// Records ratios until there is a verdict. Returns it with the number of records.
     fn feed(rule: TrialRule, slo_ratio: impl Fn(usize) -> f64) -> (Option<TrialVerdict>, usize) {
         let mut judge = Judge::new(rule);
         for ordinal in 0..judge.max_requests() {

@@ -1,9 +1,8 @@
 //! Runs the trials of a search against real servers.
 //!
-//! The SLO ratio of a request is the largest ratio of TTFT, TPOT or E2EL, from the due time, to the
-//! bound of the class. An observer of the run sees each request as it is sent and as it ends; a
-//! timer ([`CHECK_EVERY`]) finds requests in flight beyond the bound on E2EL. Without such a bound,
-//! a request that hangs becomes known only by its timeout.
+//! An observer of the run sees each request as it is sent and as it ends; a timer ([`CHECK_EVERY`])
+//! finds requests in flight beyond the bound on E2EL. Without such a bound, a request that hangs
+//! becomes known only by its timeout. Latencies count from the due time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,8 +24,7 @@ use crate::run::progress::{InFlight, Progress, RequestEvent};
 use crate::run::runner::run;
 
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// A request is a miss this many seconds after the bound; an earlier response gives the exact
-/// ratio.
+/// Seconds after the bound at which a request is a miss; an earlier response gives the exact ratio.
 const GRACE: f64 = 0.25;
 
 /// One trial against real servers.
@@ -39,7 +37,7 @@ pub struct LiveTrial {
 }
 
 impl LiveTrial {
-    /// A trial with the requests of `plan` at the load of `trial`. It must be run.
+    /// A trial with the requests of `plan` at the load of `trial`.
     pub fn new(plan: &RunPlan, trial: &Trial, judge: &Judge, groups: &Arc<Groups>) -> Self {
         let watch = TrialWatch::new(judge.clone(), groups.clone());
         let watch = Arc::new(Mutex::new(watch));
@@ -58,11 +56,10 @@ impl LiveTrial {
         &self.progress
     }
 
-    /// Runs the trial until `judge` has a verdict (requests in flight are then abandoned) or all
+    /// Runs the trial until `judge` has a verdict, which abandons requests in flight, or all
     /// requests have ended.
     ///
     /// # Errors
-    /// The plan is invalid; nothing was sent.
     pub async fn run(self, client: &Arc<LoadClient>, judge: &mut Judge) -> Result<(TrialStats, RunResult), BenchError> {
         let mut running = run(&self.plan, client, &self.progress);
         let mut ticks = tokio::time::interval(CHECK_EVERY);
@@ -87,7 +84,6 @@ impl LiveTrial {
     }
 }
 
-/// The requests of `plan` at the trial's load, with new prompts.
 fn plan_of(plan: &RunPlan, trial: &Trial) -> RunPlan {
     let streams = |streams: usize| Arrival::ClosedLoop { concurrency: u32::try_from(streams).unwrap_or(u32::MAX) };
     let arrival = match trial.load {
@@ -107,7 +103,7 @@ struct TrialWatch {
     groups: Arc<Groups>,
     open: HashMap<u64, InFlight>,
     ended: Vec<f64>,
-    /// The start of the run or slightly later: no request is sent before it is due.
+    /// The start of the run or slightly later.
     start: Option<Instant>,
 }
 

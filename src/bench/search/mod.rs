@@ -1,10 +1,9 @@
 //! The search for the highest rate at which the objectives hold.
 //!
-//! `find_rate` is the algorithm, `trial` has the types. `judge` decides one trial, `bracket` finds
-//! a rate that holds and a slightly higher one that fails, `curve` estimates the boundary from all
-//! trials, and `validate` proves a rate again with other loads. The caller provides the
-//! [`SystemUnderTest`] (`system`), so there are no sockets and no clock. `live` runs trials against
-//! real servers. `groups` divides requests into groups that are judged separately.
+//! `find_rate` is the algorithm: `judge` decides one trial, `bracket` finds a rate that holds and a
+//! slightly higher one that fails, `curve` estimates the boundary from all trials, and `validate`
+//! proves a rate again with other loads. The caller provides the [`SystemUnderTest`], so there are
+//! no sockets and no clock; `live` runs trials against real servers.
 
 mod trial;
 mod judge;

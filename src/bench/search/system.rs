@@ -16,6 +16,6 @@ pub trait SystemUnderTest {
     /// abandoned.
     ///
     /// # Errors
-    /// The load could not be sent at all. A request that fails is recorded instead.
+    /// The load could not be sent at all. A request that fails is recorded.
     fn run(&mut self, trial: &Trial, judge: &mut Judge) -> impl Future<Output = Result<TrialStats, Self::Error>>;
 }

@@ -1,12 +1,11 @@
-//! The types of a search: the load of a trial, the rule for the verdict, and the search's result.
+//! The types of a search: the load of a trial, the rule for the verdict, and the result.
 //!
-//! A *trial* is one run of the load generator at one load. The [`TrialKind`] decides how many
-//! requests it may take before the verdict. Bounds: [`SearchGoal::max_trials`].
+//! A *trial* is one run of the load generator at one load. Bounds: [`SearchGoal::max_trials`].
 
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean};
 
-/// Share of due requests below which the client is too slow for a verdict.
+/// Least share of due requests sent that allows a verdict.
 pub const DELIVERED: f64 = 0.97;
 
 /// The goal of a search, and how thorough it is.
@@ -19,29 +18,28 @@ pub struct SearchGoal {
     /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues can
     /// grow.
     pub longest_bound: f64,
-    /// Samples are taken until the rate is known to within this share (90 % confidence).
+    /// The relative width, at 90 % confidence, at which the rate is known.
     pub tolerance: f64,
-    /// The fewest requests of a look. Samples and proofs have three times as many.
+    /// The fewest requests of a look; samples and proofs have three times as many.
     pub requests: usize,
     /// The most trials.
     pub max_trials: usize,
-    /// The search gives up after two or three trials if the highest rate, or
-    /// [`SearchResult::most`], is not above this: to compare systems, at most another system's
-    /// `most`.
+    /// The search gives up early if the highest rate, or [`SearchResult::most`], is not above this:
+    /// to compare systems, at most another system's `most`.
     pub floor: Option<f64>,
-    /// Whether to prove the rate in the end. Otherwise the search returns only the boundary.
+    /// Whether to prove the rate, not only to estimate the boundary.
     pub prove: bool,
     /// Seed of the loads.
     pub seed: u64,
 }
 
 impl SearchGoal {
-    /// Looks last at least this many times the longest bound; samples and proofs, three times that.
+    /// Shortest look, in multiples of the longest bound; samples and proofs last three times that.
     pub const SPANS: f64 = 20.0;
     /// The warm-up of a trial, in multiples of the longest bound.
     const WARMUP_SPANS: f64 = 4.0;
 
-    /// A goal of 99 % attainment with default thoroughness. No bound is above `longest_bound`
+    /// A goal of 99 % attainment with default thoroughness and no bound above `longest_bound`
     /// seconds.
     pub fn new(longest_bound: f64) -> Self {
         Self {
@@ -106,7 +104,7 @@ pub struct TrialRule {
     pub kind: TrialKind,
     /// The share of requests that must meet their objectives.
     pub target: f64,
-    /// Requests at the start, which meet an empty server and do not count.
+    /// Requests at the start that do not count: they meet an empty server.
     pub warmup: usize,
     /// Requests that count, at least 1.
     pub length: usize,
@@ -130,7 +128,7 @@ pub struct Trial {
 pub struct TrialStats {
     /// Requests completed per second ([`throughput`]), without the warm-up.
     pub throughput: Estimate,
-    /// Sent divided by due requests; 1 unless the client was too slow.
+    /// Sent divided by due requests; below 1 if the client was too slow.
     pub delivered: f64,
     /// Duration, seconds.
     pub seconds: f64,
@@ -164,10 +162,9 @@ pub enum SearchEnd {
     NoRate,
     /// The highest rate, or [`SearchResult::most`], is not above [`SearchGoal::floor`].
     BelowFloor,
-    /// The client could not send fast enough. The server may sustain a higher rate.
+    /// The client could not send fast enough; the server may sustain a higher rate.
     ClientLimit,
-    /// All trials were used. [`SearchResult::best`] is proven if given, but a higher rate may hold,
-    /// too.
+    /// All trials were used; a rate above [`SearchResult::best`] may hold, too.
     TrialLimit,
 }
 
@@ -187,7 +184,7 @@ pub struct SearchResult {
     pub best: Option<ProvenRate>,
     /// The highest rate as estimated from all trials, with a 90 % interval.
     pub boundary: Option<Estimate>,
-    /// The limit on reported rates: a share of the saturated throughput. Infinite if not measured.
+    /// The limit on reported rates: a share of the saturated throughput; infinite if not measured.
     pub most: f64,
     /// The rate to prove next: the boundary with safety margins.
     pub safe: Option<f64>,
@@ -197,8 +194,8 @@ pub struct SearchResult {
     pub trials: Vec<TrialReport>,
 }
 
-/// Completions per second with a long-run interval (90 %). `ended`: seconds, ascending; the first
-/// `warmup` do not count. 0 if there are too few.
+/// Completions per second with a 90 % interval. `ended`: seconds, ascending; the first `warmup` do
+/// not count. 0 if there are too few.
 pub fn throughput(ended: &[f64], warmup: usize) -> Estimate {
     let counted = ended.get(warmup.saturating_sub(1)..).unwrap_or_default();
     let gaps: Vec<f64> = counted.windows(2).map(|pair| pair[1] - pair[0]).collect();

@@ -1,11 +1,11 @@
 //! Proves a rate with several new loads, and lowers the rate until it holds.
 //!
-//! One proof near the boundary is a matter of chance: at the boundary, half of all proofs fail. So
-//! several proofs with other arrivals and prompts are counted together, group by group. The rate
-//! holds if in every group the share of hits reaches the target and the long-run share is above the
-//! target less the slack (97.5 % confidence), and if latencies grow in no proof. If only the
-//! long-run share is too uncertain, there are more proofs, at most [`MORE`] times as many.
-//! Otherwise all is repeated at [`STEP_DOWN`] of the rate. Bounds: [`MAX_STEPS`] rates.
+//! At the boundary, half of all proofs fail by chance. So several proofs with other arrivals and
+//! prompts are counted together, group by group. The rate holds if in every group the share of hits
+//! reaches the target and the long-run share is above the target less the slack (97.5 %
+//! confidence), and if latencies grow in no proof. If only the long-run share is too uncertain,
+//! there are more proofs. Otherwise all is repeated at [`STEP_DOWN`] of the rate. Bounds: [`MORE`],
+//! [`MAX_STEPS`].
 
 use sluice_core::stats::{Estimate, proportion};
 
@@ -16,7 +16,7 @@ use crate::seed::nth_seed;
 
 const STEP_DOWN: f64 = 0.985;
 const MAX_STEPS: usize = 20;
-/// Most proofs at one rate, in multiples of the requested number.
+/// Most proofs at one rate, in multiples of `repeats`.
 const MORE: usize = 4;
 const CONFIDENCE: f64 = 0.95;
 
@@ -35,8 +35,7 @@ pub struct ValidatedRate {
     pub proofs: usize,
 }
 
-/// Proves `rate` with `repeats` loads, seeded from the goal's seed on. `None` if none of the rates
-/// holds (at most 20 are tried).
+/// Proves `rate` with `repeats` loads, seeded from the goal's seed on. `None`: no rate holds.
 pub async fn validate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,

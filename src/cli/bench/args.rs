@@ -1,9 +1,8 @@
 //! The flags of `sluice bench`: as in `vllm bench serve` where one exists, with the same default.
 //!
-//! Intended differences: prompts for completions are token ids (exact lengths without a tokenizer),
-//! more measures and percentiles are shown, and several servers may be given. Flags about loading a
-//! tokenizer are accepted and ignored. `-h` shows the flags that most runs need. `plan` and
-//! `requests` check how flags fit together.
+//! Intended differences: prompts for completions are token ids, more measures and percentiles are
+//! shown, and several servers may be given. Flags about loading a tokenizer are accepted and
+//! ignored. `plan` and `requests` check how flags fit together.
 
 use std::path::PathBuf;
 

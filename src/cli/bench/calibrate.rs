@@ -1,9 +1,9 @@
 //! Measures how many tokens the server adds to a text, with two short requests before the run.
 //!
-//! The server's template lengthens a chat prompt, and special tokens lengthen a completion prompt.
-//! The `usage` of two requests of different lengths shows how many tokens are added, also by a
-//! gateway or a system prompt on the way, and whether the server counts as `--tokenizer` does. If
-//! the probe fails, a note says so and the run goes on.
+//! A template lengthens a chat prompt, and special tokens lengthen a completion prompt. The `usage`
+//! of two requests of different lengths shows how many tokens are added, also by a gateway or a
+//! system prompt on the way, and whether the server counts as `--tokenizer` does. If the probe
+//! fails, a note says so.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::plan::Setup;
 use sluice_bench::{Class, Length, LoadClient, PromptTokens, RequestSource, Workload};
 
-/// Tokens of the two texts. The second is long enough to reveal a tokenizer that differs a little.
+/// Tokens of the two texts. The second reveals a tokenizer that differs a little.
 const TOKENS: [u32; 2] = [16, 144];
 /// No request of a run has this number, so no prefix cache has the text.
 const PROBE: u64 = u64::MAX;

@@ -4,7 +4,7 @@
 //! They come from the first of these sources: `--by-class`; `/admin/status` of a gateway at
 //! `--metrics-url`, with the token in `SLUICE_ADMIN_TOKEN`; the classes of the load (`--class`, or
 //! the classes in records of a gateway); the classes of a gateway that treats all lengths alike.
-//! Bound: [`STATUS_TIMEOUT`] for each gateway that is asked.
+//! Bound: [`STATUS_TIMEOUT`] for each gateway.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,9 +1,8 @@
-//! Why a command of `sluice bench` ended without a result, and the exit code for it.
+//! Why a command of `sluice bench` ended without a result, and the exit code: 2 for wrong flags and
+//! datasets, 1 for failures of servers and of the system.
 //!
-//! Wrong flags and datasets exit with 2, failures of servers and of the system with 1. A complete
-//! result is no error, even if the server did badly.
+//! A complete result is no error, even if the server did badly.
 
-/// Why a command ended early.
 pub(super) enum CommandError {
     /// Wrong flags, or a dataset that cannot be read: exit code 2.
     Usage(anyhow::Error),

@@ -1,7 +1,7 @@
 //! `sluice bench`: puts load on a server and reports the measurements of the clients.
 //!
-//! Flags, table labels and JSON keys are as in `vllm bench serve` where one exists. A sweep is
-//! several runs in turn. The result goes to stdout, the progress line and notes to stderr.
+//! Flags, table labels and JSON keys are as in `vllm bench serve` where one exists. The result goes
+//! to stdout, the progress line and notes to stderr.
 //!
 //! Ctrl-C ends the run at once; the result so far is printed and saved, marked as partial. Exit
 //! codes: 0 measured; 1 ended early, no server, or no request completed; 2 wrong usage.
@@ -50,9 +50,8 @@ const READY_EVERY: Duration = Duration::from_millis(500);
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a query for the server's version; a result can do without it.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest response with a version, bytes.
 const MAX_VERSION: usize = 4 << 10;
-/// The name in the body that a dry run shows, if neither a flag nor a record names a model.
+/// The name in the body that a dry run shows, if no model is named.
 const UNKNOWN_MODEL: &str = "MODEL";
 const MAX_MODEL_LIST: usize = 4 << 20;
 
@@ -224,8 +223,8 @@ async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<(u16, Ve
     }
 }
 
-/// The versions that the servers report, without repetitions. A server without `/version`, such as
-/// a gateway, reports none.
+/// The versions that the servers report, without repetitions; none from a server without
+/// `/version`, such as a gateway.
 async fn server_versions(client: &LoadClient) -> Vec<String> {
     let mut versions = Vec::new();
     for (_, body) in client.get_each("/version", MAX_VERSION, VERSION_TIMEOUT).await.into_iter().flatten() {
@@ -281,7 +280,6 @@ async fn reset_prefix_cache(client: &LoadClient) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs one plan with a progress line, until it ends or a stop signal arrives.
 async fn measure(
     args: &BenchArgs,
     title: &str,

@@ -1,8 +1,8 @@
 //! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
-//! Checks everything that needs no server before a request is sent. Flags that contradict each
-//! other and data sets that cannot be read are wrong usage (exit code 2). [`Setup::runs`] turns a
-//! sweep into one plan for each run. `requests` builds the workload.
+//! Everything that needs no server is checked before a request is sent: flags that contradict each
+//! other and data sets that cannot be read are wrong usage. [`Setup::runs`] turns a sweep into one
+//! plan for each run. `requests` builds the workload.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,6 @@ pub(super) struct Setup {
     args: BenchArgs,
 }
 
-/// The client for the servers that the flags name.
 pub(super) fn client(args: &BenchArgs) -> anyhow::Result<LoadClient> {
     let server = &args.server;
     let urls = match server.base_url.is_empty() {
@@ -129,7 +128,6 @@ impl Setup {
         (concurrency.to_string(), plan)
     }
 
-    /// The quantity that a sweep varies.
     pub(super) fn varied(&self) -> &'static str {
         if self.args.load.sweep_request_rate.is_empty() { "concurrency" } else { "rate" }
     }
@@ -155,7 +153,7 @@ impl Setup {
     }
 }
 
-/// Arguments as a result keeps them, with header values and passwords in addresses masked.
+/// Header values and passwords in addresses are masked.
 fn arguments(given: impl Iterator<Item = String>) -> Vec<String> {
     let masked = |text: &str| format!("{}={MASK}", text.split('=').next().unwrap_or_default());
     let mut header = false;
@@ -177,7 +175,6 @@ fn arguments(given: impl Iterator<Item = String>) -> Vec<String> {
     arguments
 }
 
-/// An address with user and password masked; any other text unchanged.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     let end = rest.find('/').unwrap_or(rest.len());
@@ -187,8 +184,8 @@ fn without_password(text: &str) -> String {
     }
 }
 
-/// `--tokenizer`, otherwise the model, since the server uses the model's tokenizer, as `vllm bench
-/// serve` names it. `None` with `--skip-tokenizer-init`.
+/// `--tokenizer`, otherwise the model, as `vllm bench serve` names it. `None` with
+/// `--skip-tokenizer-init`.
 fn tokenizer(args: &BenchArgs, model: &str) -> Option<String> {
     let named = args.dataset.tokenizer.as_ref().map_or_else(|| model.to_owned(), |path| path.display().to_string());
     (!args.ignored.skip_tokenizer_init).then_some(named)

@@ -1,7 +1,7 @@
 //! Turns flags into a workload: the requests to send.
 //!
-//! Prompts are generated, for one or several classes, or come from a file; adapters, conversations
-//! and fields of the body are added. Errors name the flag that fixes them.
+//! Prompts are generated, for one or several classes, or come from a file. Errors name the flag
+//! that fixes them.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};

@@ -1,8 +1,8 @@
 //! Prints and saves results.
 //!
 //! A run is saved as soon as it is complete, so an interrupted sweep loses nothing. File names
-//! follow `vllm bench serve`: label or backend, load, model, time. A sweep is one file with one
-//! result after the other. Results go to stdout, notes to stderr.
+//! follow `vllm bench serve`: label or backend, load, model, time. A sweep is one file. Results go
+//! to stdout, notes to stderr.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -78,7 +78,6 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Prints the JSON or the table of all runs, and writes the HTML page.
     pub(super) fn finish(self) -> anyhow::Result<ExitCode> {
         if self.results.is_empty() {
             return Ok(ExitCode::FAILURE);
@@ -122,7 +121,6 @@ fn print(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
 }
 
-/// The local time in the form of file names.
 fn now() -> String {
     jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }

@@ -1,6 +1,4 @@
-//! Tests of the command from the flags to the exit code and the files.
-//!
-//! The server is scripted: a mock engine answers each request by number.
+//! Tests of the command, with a scripted server, from the flags to the exit code and the files.
 
 use clap::Parser as _;
 

@@ -1,8 +1,8 @@
 //! `sluice bench report` and `sluice bench compare`: commands for saved results.
 //!
 //! They read files of `--save-result` (and of `vllm bench serve`, if these hold single requests),
-//! which may hold a sweep, and contact no server. Exit codes: 0 done, with any verdict; 1 a file
-//! cannot be read or written; 2 wrong usage.
+//! which may hold a sweep. Exit codes: 0 done, with any verdict; 1 a file cannot be read or
+//! written; 2 wrong usage.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -147,7 +147,7 @@ struct ResultPair {
     b: RunResult,
 }
 
-/// The results to compare with each other: one from each file, or two sweeps, run by run.
+/// The results to compare: one from each file, or two sweeps, run by run.
 fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     let (a, mut b) = (file::load(&args.a)?, file::load(&args.b)?);
     if let ([a], [b]) = (&a[..], &b[..]) {

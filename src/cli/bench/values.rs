@@ -1,7 +1,7 @@
 //! Parsers for the values of flags that are more than a number.
 //!
-//! Every error quotes the value and shows a correct one; clap puts the flag's name before it and
-//! exits with 2. `plan` and `requests` check how flags fit together.
+//! Every error quotes the value and shows a correct one; clap puts the flag's name before it.
+//! `plan` and `requests` check how flags fit together.
 
 use std::str::FromStr;
 
@@ -161,7 +161,6 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| format!("'{text}' is not a number from 0 to 1"))
 }
 
-/// Output tokens of a custom data set: a number, or -1.
 pub(super) fn custom_length(text: &str) -> Result<i64, String> {
     match text.parse() {
         Ok(length @ (-1 | 1..=0xffff_ffff)) => Ok(length),

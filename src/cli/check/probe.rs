@@ -2,9 +2,9 @@
 //!
 //! `/health` must respond with 200, `/v1/models` must list the models of the pool, and `/version`,
 //! if it exists, must not be older than the gateway supports. Engines that the gateway runs are not
-//! asked: they need not run yet. An alias counts as the aliased model. Backends of one pool that
-//! list different models or context limits are named below the table, without a failure: the
-//! gateway sends each backend only requests that it serves.
+//! asked: they need not run yet. An alias counts as the aliased model. Different models or context
+//! limits within a pool are named below the table, without a failure: the gateway sends each
+//! backend only requests that it serves.
 //!
 //! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests,
 //! [`BYTES`] of each response, and the bounds of [`sluice_fleet::read_models`].
@@ -27,7 +27,6 @@ const AT_ONCE: usize = 32;
 const BYTES: usize = 1 << 20;
 const NAMES_SHOWN: usize = 8;
 
-/// One backend, and the expectations of it.
 struct Question {
     pool: usize,
     backend: String,
@@ -37,12 +36,11 @@ struct Question {
     models: Vec<String>,
 }
 
-/// A text, or an error that says where the backend differs from the configuration; and the listed
-/// models.
+/// A text, or the difference from the configuration; and the listed models.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
-/// Asks all backends. Prints a line for each, and notes; with `quiet` only lines of failed
-/// backends. Returns the exit code.
+/// Asks all backends, prints a line for each (with `quiet` only for failed ones) and notes, and
+/// returns the exit code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let (questions, own) = questions(config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -95,7 +93,7 @@ fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
     (questions, own)
 }
 
-/// The declared models that every backend of a pool must serve. The gateway loads adapters of arms
+/// Every backend of a pool must serve the declared models; the gateway loads adapters of arms
 /// later.
 fn models(config: &Config, pool: &Pool) -> Vec<String> {
     let arms = || config.experiments.iter().flat_map(|experiment| &experiment.arms);

@@ -1,7 +1,7 @@
 //! The three arrangements of the same two engines.
 //!
-//! Each is flags for the engines and a configuration for the gateway, as a user would write them.
-//! They were measured on real GPUs (`.github/docs/measurements/tails.md`):
+//! Each is flags and a configuration as a user would write them, measured on real GPUs
+//! (`.github/docs/measurements/tails.md`):
 //! - round robin over two engines with vLLM's defaults;
 //! - one engine for each side of 5,000 prompt tokens, with at most two long prompts in prefill on
 //!   the long side and one on the short side; long prompts without a permit spill to the short
@@ -9,8 +9,8 @@
 //! - one pool of both engines with one permit each, which was best in three of four columns.
 //!
 //! The engines' flags suit the arrangement: small prefill chunks next to short requests, small
-//! steps on the long side. All other limits (slots, tokens, queue) are alike and too wide to refuse
-//! a request: an arrangement must not win by shedding load.
+//! steps on the long side. All other limits are too wide to refuse a request: an arrangement must
+//! not win by shedding load.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -20,12 +20,10 @@ pub(super) const PROFILE: &str = "h200-llama-8b";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrangement {
-    /// One pool, requests in turn.
     RoundRobin,
     /// One engine for short and one for long prompts, with permits for long prefills and spill to
     /// the short side.
     Split,
-    /// One pool, with one permit for a long prefill on each engine.
     Permits,
 }
 
@@ -45,7 +43,6 @@ impl Arrangement {
         }
     }
 
-    /// The model and the flags of `vllm serve` of each engine.
     pub(super) fn engine_args(self) -> [Vec<String>; 2] {
         let own: [&[&str]; 2] = match self {
             Self::RoundRobin => [&[], &[]],
@@ -56,7 +53,6 @@ impl Arrangement {
         own.map(|own| [MODEL, "--max-num-seqs", "256"].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
     }
 
-    /// The gateway's configuration in front of engines at `urls`.
     pub(super) fn config(self, urls: &[String; 2], listen: SocketAddr, admin: SocketAddr) -> String {
         let mut text =
             format!("[server]\nlisten = \"{listen}\"\nadmin = \"{admin}\"\n\n[[model]]\nname = \"{MODEL}\"\n");
@@ -84,7 +80,6 @@ impl Arrangement {
 }
 
 fn pool(text: &mut String, name: &str, own: &str, backends: &[&str]) {
-    // Writing to a String cannot fail.
     let _ = write!(text, "\n[[pool]]\nname = \"{name}\"\nmodels = [\"{MODEL}\"]\n{own}{WIDE}{}", backends.concat());
 }
 

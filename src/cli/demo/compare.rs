@@ -2,11 +2,10 @@
 //! verdict.
 //!
 //! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
-//! The verdict gives the ratio first/last arrangement for each, and says "better in all four" only
-//! if that is true. Percentiles are of completed requests, so if requests failed, the verdict says
-//! so instead of ratios.
+//! The verdict gives the ratio first/last arrangement for each, or says that requests failed:
+//! percentiles are of completed requests.
 //!
-//! One run of 20 s has about 40 long requests: their P99 is nearly the slowest of them. The table
+//! One run of 20 s has about 40 long requests, whose P99 is nearly the slowest. The table
 //! demonstrates a pattern; it is not a measurement of a machine.
 
 use std::collections::BTreeMap;
@@ -25,8 +24,7 @@ const NAME: usize = 21;
 const COLUMN: usize = 10;
 const FAILED: usize = 7;
 pub(super) const TEXT: usize = 79;
-/// A run whose requests were sent later than this (P99, ms) was measured on a machine that was too
-/// busy.
+/// P99 (ms) of the lag of requests above which the machine was too busy.
 pub(super) const LATE_MS: f64 = 20.0;
 
 pub(super) struct Row {
@@ -38,7 +36,6 @@ pub(super) struct Row {
     json: Value,
 }
 
-/// The results of all arrangements under the same load.
 pub(super) struct Comparison {
     pub(super) rows: Vec<Row>,
     pub(super) seconds: f64,
@@ -84,7 +81,7 @@ impl Row {
         self.classes.iter().find(|(class, _)| class == name).map(|(_, metrics)| metrics)
     }
 
-    /// Percentile `p` of one measure of one class, ms; `None` without values.
+    /// Percentile `p` of one measure of one class, ms.
     fn percentile(&self, class: &str, of: fn(&Metrics) -> &Distribution, p: f64) -> Option<f64> {
         self.class(class).map(of).filter(|of| of.count() > 0).map(|of| of.percentile(p) * 1e3)
     }
@@ -158,7 +155,6 @@ impl Comparison {
     }
 }
 
-/// The head of the table: a description of the load, and two lines.
 pub(super) fn head(first: &Row, seconds: f64, seed: u64) -> String {
     let count = |class| first.class(class).map_or(0, |class| class.sent);
     let names = DECIDERS.iter().map(|decider| decider.name);
@@ -175,7 +171,6 @@ pub(super) fn head(first: &Row, seconds: f64, seed: u64) -> String {
     )
 }
 
-/// A line of the table: a name, five numbers and a count.
 fn line(name: &str, cells: &[impl AsRef<str>]) -> String {
     let mut text = format!("{name:<NAME$}");
     for (index, cell) in cells.iter().enumerate() {
@@ -186,7 +181,6 @@ fn line(name: &str, cells: &[impl AsRef<str>]) -> String {
 }
 
 impl fmt::Display for Row {
-    /// The line in the table, and lines about failures.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut cells = vec![millis(self.percentile("short", |class| &class.ttft, 50.0))];
         cells.extend(DECIDERS.iter().map(|decider| millis(self.percentile(decider.class, decider.of, 99.0))));

@@ -1,9 +1,8 @@
 //! The arrangements in turn, in real time, behind one gateway.
 //!
 //! A round puts every arrangement in force, sends it the same requests, and ends with the
-//! comparison. Rounds repeat until the user stops the demo; `--once` runs one. If the machine was
-//! too busy, an arrangement is measured again with new engines: the send times alone decide this.
-//! Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
+//! comparison; `--once` runs one round. If requests were sent late, the machine was too busy, and
+//! an arrangement is measured again with new engines. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,13 +17,13 @@ use super::load::{DemoArgs, RATES, plan};
 use crate::cli::line::Line;
 use sluice_bench::{LoadClient, RunPlan, RunResult};
 
-/// A request that takes longer than this has failed; the slowest measured request took 14 s.
+/// Time after which a request has failed; the slowest measured one took 14 s.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 /// Warm-up requests of each class, enough to use every engine and connection.
 const WARM_UP: u64 = 4;
-/// Measurements of an arrangement on a busy machine. The last one counts.
+/// Measurements of an arrangement on a busy machine, of which the last one counts.
 const ATTEMPTS: u32 = 2;
-/// First number of the warm-up requests, far from the numbers of counted requests.
+/// First number of the warm-up requests, far from counted requests.
 const WARM_UP_FROM: u64 = 1 << 40;
 
 pub(super) struct Out<'a> {

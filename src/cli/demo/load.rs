@@ -12,8 +12,7 @@ pub(super) const RATES: [f64; 2] = [30.0, 2.0];
 const MAX_SECONDS: f64 = 600.0;
 /// Live load for each arrangement with `--once`, seconds.
 const SECONDS_ONCE: f64 = 20.0;
-/// Live load for each arrangement without `--once`, seconds; long enough to see on the page, whose
-/// charts show five minutes.
+/// Live load for each arrangement without `--once`, seconds; the page shows five minutes.
 const SECONDS: f64 = 30.0;
 /// A seed whose load is nearly the nominal one: in 20 s 580 short requests (600 are expected) and
 /// 39 long ones (40). Some seeds have 30 long requests, some 50.

@@ -2,13 +2,12 @@
 //! Ctrl-C.
 //!
 //! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the
-//! same mixed load in each arrangement; only the configuration differs. The load was measured on
-//! two real H200 GPUs: short requests of 200 prompt and 128 output tokens at 30 per second, long
-//! ones of 16,000 and 64 at 2 per second, both Poisson.
+//! same mixed load in each arrangement. The load was measured on two real H200 GPUs: short requests
+//! of 200 prompt and 128 output tokens at 30 per second, long ones of 16,000 and 64 at 2 per
+//! second, both Poisson.
 //!
-//! Live engines run in real time, so latencies include the gateway's. One gateway runs all the
-//! time; each arrangement is a new configuration with new engines, after a few warm-up requests.
-//! The last arrangement is followed by the first, or with `--once` by the end.
+//! Live engines run in real time, so latencies include the gateway's, which runs all the time; each
+//! arrangement is a new configuration with new engines, after a few warm-up requests.
 //!
 //! | file | content |
 //! |---|---|
@@ -81,7 +80,7 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// Prints the opening to stderr, since it is no result.
+/// Prints to stderr, since the opening is no result.
 fn print_opening() {
     let text = format!(
         "Two simulated H200s with an 8B model get, per second, {} short requests (200 tokens in, 128 out) and {} long ones \
@@ -114,7 +113,7 @@ fn print_simulated(args: &DemoArgs, comparison: &Comparison, took: Duration) -> 
     Ok(out.flush()?)
 }
 
-/// Prints the invitation to stderr, since it is no result.
+/// Prints to stderr, since the invitation is no result.
 fn print_invitation(args: &DemoArgs, stage: &Stage) {
     let (url, admin, seconds) = (stage.url(), stage.admin(), args.seconds());
     let until = if args.once { "once each" } else { "in turn until Ctrl-C" };

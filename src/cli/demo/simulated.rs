@@ -1,9 +1,8 @@
 //! The comparison in virtual time: the gateway's request path between simulated clients and
 //! engines.
 //!
-//! A second of traffic takes about two thousandths of a second of work in a release build. The
-//! arrangements run on three threads and get the same requests: the same seed gives the same table
-//! on every machine.
+//! A second of traffic takes about two thousandths of a second of work in a release build. The same
+//! seed gives the same table on every machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -35,7 +34,7 @@ pub(super) fn compare(plan: &RunPlan, seed: u64) -> anyhow::Result<Comparison> {
 }
 
 fn row(arrangement: Arrangement, plan: &RunPlan, seed: u64) -> anyhow::Result<Row> {
-    // No socket is opened: the addresses only distinguish the engines.
+    // The addresses only distinguish the engines.
     let urls = [8000, 8001].map(|port| format!("http://127.0.0.1:{port}"));
     let [listen, admin] = [8080, 8081].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let surroundings = Surroundings::of_process(Path::new("."));

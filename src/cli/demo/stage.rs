@@ -1,10 +1,9 @@
 //! Starts the gateway and the engines of an arrangement, and changes to another while the gateway
 //! runs.
 //!
-//! The gateway stays, so the live page shows one arrangement after the other. A change is a reload
-//! as in `sluice serve`. All sockets are on loopback. Engines use free ports. The gateway uses the
-//! documented ports, 8080 and 8081, or free ports if these are taken. An address that the user
-//! gives must be free.
+//! The live page shows one arrangement after the other. A change is a reload as in `sluice serve`.
+//! All sockets are on loopback: the documented ports 8080 and 8081 for the gateway, or free ports
+//! if these are taken. An address that the user gives must be free.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -32,7 +31,7 @@ impl Addresses {
     /// Chooses the gateway's addresses: the user's, else the defaults, else free ones.
     ///
     /// # Errors
-    /// If an address of the user is taken, or no port is free.
+    /// An address of the user is taken, or no port is free.
     pub(super) fn chosen(self) -> anyhow::Result<Self> {
         Ok(Self { listen: Some(address(self.listen, USUAL_LISTEN)?), admin: Some(address(self.admin, USUAL_ADMIN)?) })
     }
@@ -47,7 +46,7 @@ impl Stage {
     /// Starts the gateway in front of the engines of the first arrangement.
     ///
     /// # Errors
-    /// If an address is taken, or an engine or the gateway does not start.
+    /// An address is taken, or an engine or the gateway does not start.
     pub(super) async fn raise(addresses: Addresses) -> anyhow::Result<Self> {
         let (engines, urls) = start_engines(ALL[0]).await?;
         let listen = address(addresses.listen, USUAL_LISTEN)?;
@@ -60,7 +59,6 @@ impl Stage {
     /// caches. Running requests end on the old engines, which then stop.
     ///
     /// # Errors
-    /// If an engine does not start, or the gateway refuses the configuration.
     pub(super) async fn put(&self, arrangement: Arrangement) -> anyhow::Result<()> {
         let (engines, urls) = start_engines(arrangement).await?;
         let config = config(arrangement, &urls, self.gateway.client_address(), self.gateway.admin_address())?;
@@ -100,7 +98,6 @@ fn config(
     Ok(loaded.map_err(|problems| anyhow::anyhow!("{problems}"))?.config)
 }
 
-/// Starts the two engines of an arrangement on free ports; returns their addresses too.
 async fn start_engines(arrangement: Arrangement) -> anyhow::Result<(Vec<Handle>, [String; 2])> {
     let [first, second] = arrangement.engine_args();
     let engines = [start_engine(&first, 0).await?, start_engine(&second, 1).await?];
@@ -129,8 +126,8 @@ fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> 
     at(usual).or_else(|_| at(0)).context("no free port on 127.0.0.1")
 }
 
-/// Port 0 becomes a port of the system's choice. It is bound and released: if another process takes
-/// it in between, the gateway's bind fails with an error.
+/// Port 0 becomes a port of the system's choice. If another process takes it meanwhile, the
+/// gateway's bind fails.
 fn free(address: SocketAddr) -> std::io::Result<SocketAddr> {
     TcpListener::bind(address)?.local_addr()
 }

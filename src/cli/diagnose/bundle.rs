@@ -1,9 +1,8 @@
 //! The file of `sluice diagnose --bundle`: one gzip of a JSON object with every response of the
 //! admin port, for a bug report.
 //!
-//! Prompts, answers and secrets are in no response of the admin port. Names of keys, ids of
-//! requests, addresses and paths of files are replaced by numbered words, the same word for the
-//! same name.
+//! Prompts, answers and secrets are in no response. Names of keys, ids of requests, addresses and
+//! paths of files are replaced by numbered words, the same word for the same name.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -51,7 +50,6 @@ fn words_of(error: AdminClientError) -> String {
     error.to_string()
 }
 
-/// Replaces the texts of the hidden fields, and their occurrences in all other texts.
 fn redact(value: &mut Value) {
     let mut words: BTreeMap<String, String> = BTreeMap::new();
     collect(value, "", &mut words);

@@ -57,7 +57,6 @@ pub(super) fn verdicts(report: &ExperimentReport) -> Vec<String> {
     mismatches.chain(stops).chain(report.comparisons.iter().map(sentence)).collect()
 }
 
-/// Why an adapter is slow, one line for each cause.
 pub(super) fn causes(comparison: &ComparisonReport) -> impl Iterator<Item = String> {
     comparison.diagnosis.iter().map(|cause| format!("{}: {}", comparison.arm, cause.sentence))
 }
@@ -80,7 +79,6 @@ pub(super) fn show(report: &ExperimentReport) -> String {
     text.trim_end().to_owned()
 }
 
-/// The fate of the copies of a shadow arm.
 fn copies(arm: &ArmReport) -> Option<String> {
     let copies = arm.copies.as_ref()?;
     let ended = copies.ended.iter().map(|(outcome, count)| format!("{} {count}", outcome.label().replace('_', " ")));
@@ -105,7 +103,6 @@ pub(super) fn arm_rows(report: &ExperimentReport) -> Vec<Vec<String>> {
     std::iter::once(head.map(str::to_owned).to_vec()).chain(report.arms.iter().map(row)).collect()
 }
 
-/// An arm compared with the control, after a head.
 pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &ComparisonReport) -> Vec<Vec<String>> {
     let control = &report.arms[0];
     let arm = report.arms.iter().find(|arm| arm.name == comparison.arm);

@@ -1,7 +1,7 @@
 //! An experiment as a user writes it, in TOML or JSON.
 //!
-//! TOML has one `[[experiment]]`, as in the configuration; JSON is an object with the same keys. A
-//! text that begins with `{` is JSON; TOML never begins so.
+//! TOML has one `[[experiment]]`, as in the configuration; JSON, which begins with `{`, is an
+//! object with the same keys.
 
 use serde_json::{Map, Value};
 

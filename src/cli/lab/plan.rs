@@ -1,6 +1,6 @@
 //! `sluice lab plan` and `sluice lab rate`: GPUs for given traffic, and traffic for given GPUs.
 //!
-//! Both take objectives from the classes of the scenario. They print each trial on stderr and the
+//! Both take objectives from the classes of the scenario, and print each trial on stderr and the
 //! result on stdout.
 
 use std::collections::BTreeSet;

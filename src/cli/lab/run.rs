@@ -1,7 +1,6 @@
 //! `sluice lab run`: runs the variants of a scenario and prints a table, JSON or an HTML page.
 //!
-//! Runs are spread over the cores. Their duration goes to stderr, so that stdout has only the
-//! result.
+//! Runs are spread over the cores. Their duration goes to stderr.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -130,7 +129,6 @@ fn not_checked(count: usize) -> Option<String> {
     (count > 0).then(|| format!("{count} expectation{s} not checked: {why}"))
 }
 
-/// Whether there is only one run, whose full table is printed.
 fn is_single(variants: usize, seeds: u64) -> bool {
     variants == 1 && seeds == 1
 }

@@ -1,9 +1,8 @@
 //! `sluice report`: a page about a day of requests, from the records that the gateway wrote.
 //!
 //! Reads any number of files of `[records]` (or of the access log), in any order, writes one HTML
-//! file without external resources, and prints a summary. With `--lab`, or with the names of a GPU
-//! and a model, the worst five minutes are replayed on simulated engines with other settings
-//! (`what_if.rs`).
+//! file, and prints a summary. With `--lab`, or with the names of a GPU and a model, the worst five
+//! minutes are replayed on simulated engines with other settings (`what_if.rs`).
 //!
 //! Exit codes: 0 done; 1 the page could not be written; 2 the records or the scenario are not
 //! valid.

@@ -7,7 +7,6 @@ use clap::Parser as _;
 use super::*;
 use crate::cli::{Cli, Command};
 
-/// Two minutes of requests on one engine; the second minute is crowded.
 fn records(folder: &Path) -> String {
     let path = folder.join("records.jsonl");
     let line = |number: u32| {

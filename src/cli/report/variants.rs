@@ -13,10 +13,8 @@ use sluice_lab::{Scenario, Variant};
 const VARIANTS: usize = 12;
 const POOLS: usize = 16;
 
-/// vLLM's default of `max-num-seqs`. A pool with fewer slots holds back requests that an engine
-/// could run.
+/// vLLM's default of `max-num-seqs`: fewer slots hold back requests that an engine could run.
 const ENGINE_SLOTS: u32 = 256;
-/// Factors by which the limits of the pools are raised.
 const FACTORS: [u32; 2] = [2, 8];
 const SLOTS_MAX: u32 = 65_536;
 
@@ -33,8 +31,7 @@ fn raised(pool: &Pool, factor: u32) -> Vec<String> {
     sets
 }
 
-/// The variants of the file, or the recorded settings and others. The recorded settings are the
-/// first.
+/// The variants of the file, or the recorded settings and then others.
 pub(super) fn variants(scenario: &Scenario) -> Vec<Variant> {
     if !scenario.file.variant.is_empty() {
         return scenario.file.variant.iter().take(VARIANTS).cloned().collect();

@@ -1,8 +1,8 @@
 //! What would have helped: the worst period of the records, replayed on simulated engines.
 //!
-//! Times, lengths and, from `[records]`, shared prefixes are the recorded ones. The first row
-//! simulates the settings as they were; how close it is to the measurement shows how far to trust
-//! the simulation. Without a configuration there is one model, so adapters are not simulated.
+//! The first row simulates the settings as they were; how close it is to the measurement shows how
+//! far to trust the simulation. Without a configuration there is one model, so adapters are not
+//! simulated.
 //!
 //! Bounds: one period of [`worst::PERIOD`] seconds, [`SEEDS`] runs of each setting.
 
@@ -21,7 +21,7 @@ use sluice_lab::file::TrafficTable;
 use sluice_lab::{LabFile, Measure, Options, Scenario, Study, Variant, table};
 
 const SEEDS: u64 = 3;
-/// A simulation whose P99 differs from the records by this factor or more says little.
+/// Factor between the P99 of a simulation and the records from which the simulation says little.
 const FAR: f64 = 2.0;
 /// Percentage of failed requests above which a simulation says little.
 const FAILED_MAX: f64 = 10.0;
@@ -53,7 +53,6 @@ pub(super) struct WhatIfArgs {
     config: Option<PathBuf>,
 }
 
-/// The result of the simulation, on the page and in sentences.
 pub(super) struct Answer {
     pub(super) section: Section,
     pub(super) sentences: String,
@@ -82,7 +81,6 @@ pub(super) fn answer(
     let is_configured = args.config.is_some() || args.lab.is_some();
     let trace = trace(files, period, is_configured)?;
     scenario.file.traffic = vec![traffic(&trace)?];
-    // The duration was of the replaced traffic.
     scenario.file.duration = None;
     let variants = variants(&scenario);
     let [settings, requests] = [("setting", variants.len()), ("request", period.requests)].map(counted);
@@ -107,8 +105,7 @@ fn counted((noun, count): (&str, usize)) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The scenario that the flags describe, with traffic that will be replaced; `None` if they
-/// describe none.
+/// The scenario that the flags describe, with traffic that will be replaced.
 fn scenario(args: &WhatIfArgs, entries: &[Entry]) -> anyhow::Result<Option<Scenario>> {
     if let Some(path) = &args.lab {
         return Ok(Some(Scenario::load(path)?));
@@ -164,7 +161,6 @@ fn traffic(trace: &NamedTempFile) -> anyhow::Result<TrafficTable> {
     toml::Value::Table(table).try_into().context("the recorded traffic")
 }
 
-/// The distance between the first row and the measurement.
 fn fidelity(study: &Study, entries: &[Entry], period: &worst::Period) -> String {
     let simulated = study.estimate(0, TTFT_P99).value;
     let inside = entries.iter().filter(|entry| entry.at >= period.from && entry.at < period.to);

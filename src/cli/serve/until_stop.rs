@@ -1,6 +1,6 @@
 //! Serves until a signal, or until a newer gateway has taken over; then ends in order.
 //!
-//! A stop signal also ends a handover that has begun; other signals are handled after it.
+//! A stop signal also ends a handover that has begun; other signals wait.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -95,8 +95,7 @@ pub(super) async fn serve(
 }
 
 /// Waits for a stop signal (`None`), or until a newer gateway has taken over, and returns the
-/// process id of that gateway. Reloads on SIGHUP, reopens the access log on SIGUSR1, starts the
-/// newer gateway on SIGUSR2.
+/// process id of that gateway. Handles all other signals.
 async fn wait(
     running: &mut Running,
     door: Option<&Door>,
@@ -111,7 +110,7 @@ async fn wait(
         tokio::select! {
             () = signals.stops.next() => return None,
             _ = signals.reload.recv() => {
-                // It may block, because it may run an engine's program to list the flags.
+                // It may run an engine's program to list the flags.
                 let reloader = Arc::clone(&running.app().reloader);
                 drop(tokio::task::spawn_blocking(move || reloader.run()));
             }
@@ -199,8 +198,7 @@ async fn stop(running: Running, signals: &mut Signals) -> ExitCode {
     ended(cut)
 }
 
-/// Handles a second stop signal. Returns the number of requests that were cut, or the exit code
-/// after a third signal.
+/// Returns the number of requests that were cut, or the exit code after a third signal.
 async fn stop_fast(
     app: &App,
     mut stopping: std::pin::Pin<&mut impl Future<Output = usize>>,

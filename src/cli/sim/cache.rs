@@ -2,15 +2,13 @@
 //!
 //! One folder per key under `$VLLM_CACHE_ROOT/torch_compile_cache` (without that variable under
 //! `~/.cache/sluice/sim`), with a name that a real vLLM does not use. The key has the settings of
-//! vLLM's: version, model, length, number formats, group, adapters, token budget and sequences. It
-//! lacks utilisation, prefix caching, policy and queue limits, so changing these costs no
-//! compilation.
+//! vLLM's: version, model, length, number formats, group, adapters, token budget and sequences;
+//! changing others costs no compilation.
 
 use std::path::PathBuf;
 
 use sluice_sim::SimConfig;
 
-/// The folder of this server's graph.
 pub(super) fn folder(config: &SimConfig) -> PathBuf {
     let root = std::env::var_os("VLLM_CACHE_ROOT").map(PathBuf::from).unwrap_or_else(|| {
         let home = std::env::var_os("HOME").map_or_else(std::env::temp_dir, PathBuf::from);
@@ -32,12 +30,11 @@ pub(super) fn folder(config: &SimConfig) -> PathBuf {
     root.join("torch_compile_cache").join(format!("sim-{:010x}", hash & 0xff_ffff_ffff)).join("rank_0_0/backbone")
 }
 
-/// Whether the graph is cached and the cache is enabled.
 pub(super) fn is_warm(folder: &std::path::Path) -> bool {
     folder.join("compiled").is_file() && !disabled()
 }
 
-/// Records the graph. If that fails, the next start is only slower.
+/// If this fails, the next start is only slower.
 pub(super) fn keep(folder: &std::path::Path) {
     if !disabled() {
         let _ = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(folder.join("compiled"), b""));

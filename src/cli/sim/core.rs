@@ -7,8 +7,8 @@
 //! cannot take it until the child has ended.
 //!
 //! The child is this program again, with a name as the only argument and options in the
-//! environment. The child's output is closed, so that an orphan holds no pipe of the process that
-//! started the parent.
+//! environment. Its output is closed, so that an orphan holds no pipe of the process that started
+//! the parent.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -32,7 +32,6 @@ const WORKERS: &str = "SLUICE_SIM_WORKERS";
 const ORPHAN: &str = "SLUICE_SIM_ORPHAN";
 /// The child writes this to stdout when it holds the device.
 const READY: &[u8] = b"ready\n";
-/// Time between two checks of a child that the parent exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for the child to report that it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,7 +74,6 @@ fn command(name: &str, role: &str) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// Starts the engine's process and waits until it holds the device.
 pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> {
     let mut command = command("VLLM::EngineCore", "engine")?;
     if let Some(device) = &options.device {
@@ -96,7 +94,7 @@ pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> 
     }
 }
 
-/// Runs the child if this process is one; `None` if it is not.
+/// Runs the child if this process is one.
 pub fn run_child() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let name = if role == "engine" { c"VLLM::EngineCore" } else { c"VLLM::Worker_TP" };
@@ -109,7 +107,6 @@ fn number(name: &str) -> f64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0)
 }
 
-/// Whether the parent has ended, so that another process is the parent now.
 fn is_orphan() -> bool {
     f64::from(parent_id()) != number(PARENT)
 }

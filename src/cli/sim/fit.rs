@@ -3,8 +3,8 @@
 //! With `--server` the rows are measured first ([`fit_server`](super::fit_server)) and only the
 //! host's constants are fitted. Prints the measured and simulated cells of each row, with the
 //! current and with the fitted constants; then each third of the rows as predicted by a fit to the
-//! other rows, which shows the accuracy. Deterministic. Exit codes: 0 done, 1 the data or a profile
-//! cannot be used, 2 wrong usage.
+//! other rows, which shows the accuracy. Exit codes: 0 done, 1 the data or a profile cannot be
+//! used, 2 wrong usage.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -68,7 +68,6 @@ pub(super) fn run(args: &[String]) -> ExitCode {
     let args = match FitArgs::try_parse_from(command) {
         Ok(args) => args,
         Err(error) => {
-            // If this cannot be printed, nothing else can be done.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }

@@ -7,10 +7,10 @@
 //!
 //! Each load measures one cost: a burst of short requests the API server's time per request, many
 //! streams the time per token, prompts above the largest CUDA graph the engine's time to launch
-//! kernels, and long prompts the cost at the first token. The constants of GPU and model stay.
-//! Other work on the host disturbs the measurement, so each load runs [`REPEATS`] times and the
-//! medians are used. While the API server is not saturated, the loads do not separate the times per
-//! token, per first token and to reach the engine: the sum is right, the parts may not be.
+//! kernels, and long prompts the cost at the first token. Other work on the host disturbs the
+//! measurement, so each load runs [`REPEATS`] times and the medians are used. While the API server
+//! is not saturated, the loads do not separate the times per token, per first token and to reach
+//! the engine: the sum is right, the parts may not be.
 //!
 //! Bounds: [`LOADS`] x [`REPEATS`] runs, a request of at most [`LIMIT`].
 
@@ -53,7 +53,6 @@ pub(super) fn rows(server: Server) -> Vec<Row> {
     LOADS.iter().map(row).collect()
 }
 
-/// Runs the loads against the server at `url` and returns their rows.
 pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> anyhow::Result<Vec<Row>> {
     let client = Arc::new(LoadClient::new(&[url.to_owned()], Api::Completions, LIMIT)?);
     let model = match model {
@@ -145,7 +144,7 @@ mod tests {
     #[tokio::test]
     async fn every_load_is_measured_on_a_server() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // Fast, so that the test takes a second; a test on virtual time judges the measurements.
+        // So fast that the test takes a second; a test on virtual time judges the measurements.
         let config = SimConfig { speed: 20.0, ..SimConfig::new("m", Profile::named("h200-llama-8b").unwrap()) };
         let handle = sluice_sim::spawn(config, listener).unwrap();
         let rows = measure(&format!("http://{}", handle.addr()), None, Server::default()).await.unwrap();

@@ -1,7 +1,7 @@
 //! The simulator's flags, taken out of the argv before vLLM's flags are read.
 //!
-//! They may appear anywhere among vLLM's flags, as `--sim-name value` or `--sim-name=value`. An
-//! unknown flag or an invalid value is refused before anything starts.
+//! They may appear anywhere among vLLM's flags, as `--sim-name value` or `--sim-name=value`. A bad
+//! one is refused before anything starts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const STARTUP: f64 = 1.0;
 pub(super) enum Startup {
     /// A cold start takes this long in real time; a warm start takes proportionally less.
     Cold(Duration),
-    /// As long as on the GPU, by the simulated clock.
+    /// A start takes as long as on the GPU.
     Real,
 }
 
@@ -77,7 +77,6 @@ impl SimFlags {
     }
 }
 
-/// Splits the simulator's flags from vLLM's.
 pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)> {
     let mut flags = SimFlags::default();
     let mut rest = Vec::new();

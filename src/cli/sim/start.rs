@@ -46,7 +46,7 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
         }
     };
     runtime.block_on(async {
-        // Registered before anything else: a signal during the registration is lost.
+        // A signal during the registration is lost.
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
             Err(error) => {
@@ -107,7 +107,6 @@ struct SimProcess {
 }
 
 impl SimProcess {
-    /// Carries out the events of a start.
     async fn start(&mut self, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> Result<Handle, String> {
         let folder = cache::folder(&self.config);
         let host = args.text("host").unwrap_or("0.0.0.0").to_owned();
@@ -209,7 +208,7 @@ impl SimProcess {
         Ok(())
     }
 
-    /// Shuts down after a stop signal: at once, or after the requests in flight have ended.
+    /// Shuts down at once, or after the requests in flight have ended.
     async fn shut_down(&mut self, handle: Handle) {
         let (log, timeout) = (self.config.log, self.config.shutdown_timeout);
         let mode = if timeout.is_zero() { "abort" } else { "drain" };
@@ -245,7 +244,7 @@ impl SimProcess {
         log.uvicorn("Application shutdown complete.");
     }
 
-    /// Ends the server after the engine's death: requests fail until the watchdog acts.
+    /// Requests fail until the watchdog acts.
     async fn end_after_engine_death(&mut self, handle: Handle) {
         let log = self.config.log;
         let error = |source, text: &str| log.line(LogSource::ApiServer, Level::Error, source, text);

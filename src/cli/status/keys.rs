@@ -7,7 +7,7 @@ use sluice_admin::status::{KeyStatus, Status, Used};
 /// Most keys with a line; `--json` has more keys.
 const KEYS_SHOWN: usize = 20;
 
-/// The lines, in the order of the gateway: keys nearest to a limit first.
+/// The lines, keys nearest to a limit first.
 pub(super) fn lines(status: &Status) -> impl Iterator<Item = String> {
     status.keys.iter().filter_map(line).take(KEYS_SHOWN)
 }

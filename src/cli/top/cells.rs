@@ -1,6 +1,6 @@
 //! Cells of the tables: a title, the names of columns, a cell that is aligned to the right.
 //!
-//! All are plain text with bold or underlined letters, so that they read the same without colours.
+//! Bold or underlined letters read the same without colours.
 
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;

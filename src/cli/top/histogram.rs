@@ -1,9 +1,8 @@
 //! Histograms of the gateway's metrics page: of all pools together, and of the time between two
 //! pages.
 //!
-//! Values are seconds. A percentile is interpolated within a bucket, so narrow buckets make it
-//! exact. Bounds: a histogram has at most [`BUCKETS_MAX`] buckets; lines beyond them and unreadable
-//! lines are left out.
+//! Values are seconds. A percentile is interpolated within a bucket. Bounds: [`BUCKETS_MAX`]
+//! buckets; lines beyond them and unreadable lines are left out.
 
 use sluice_gateway::telemetry::families;
 
@@ -30,7 +29,6 @@ pub(super) struct Histogram {
 }
 
 impl Histogram {
-    /// Reads a family of a page, summed over labels.
     pub(super) fn parse(page: &str, family: &str) -> Self {
         let mut buckets: Vec<Bucket> = Vec::new();
         for line in page.lines() {
@@ -63,8 +61,7 @@ impl Histogram {
         Self { buckets: self.buckets.iter().map(rest).collect() }
     }
 
-    /// The value that `share` of the values do not exceed. `None` without values; at most the
-    /// largest finite bound.
+    /// The value that `share` of the values do not exceed; at most the largest finite bound.
     pub(super) fn percentile(&self, share: f64) -> Option<f64> {
         let wanted = self.count() * share;
         if self.count() <= 0.0 {
@@ -82,7 +79,7 @@ impl Histogram {
     }
 
     /// Upper bounds and numbers of values, from the first bucket with values to the last, as at
-    /// most `most` bars. Neighbours are joined if there are more.
+    /// most `most` bars.
     pub(super) fn bars(&self, most: usize) -> Vec<(f64, u64)> {
         let mut below = 0.0;
         let counted = self.buckets.iter().map(|bucket| {
@@ -100,7 +97,6 @@ impl Histogram {
     }
 }
 
-/// Bound and count of a line, from the labels on.
 fn bucket(labels: &str) -> Option<(f64, f64)> {
     let (labels, value) = labels.rsplit_once("} ")?;
     let (_, bound) = labels.rsplit_once("le=\"")?;

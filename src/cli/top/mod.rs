@@ -1,9 +1,8 @@
 //! `sluice top`: a live view of a running gateway in the terminal.
 //!
-//! Reads `/admin/status`, `/metrics`, `/admin/history` and `/admin/requests` of the admin port once
-//! a second. While the gateway does not respond, the view says so and retries. `--once` prints one
-//! frame to stdout, for scripts. The terminal is restored at the end, after Ctrl-C or a signal, and
-//! if the program panics.
+//! Reads the admin port once a second. While the gateway does not respond, the view says so and
+//! retries. `--once` prints one frame to stdout, for scripts. The terminal is restored at the end,
+//! after Ctrl-C or a signal, and if the program panics.
 //!
 //! Exit codes: 0 ended by the operator, or the frame is printed; 1 no valid response with `--once`,
 //! or the terminal failed; 2 wrong usage. Bounds: one request at a time, [`KEYS_MAX`] waiting keys.
@@ -91,7 +90,6 @@ fn frame(sample: Sample, columns: usize) -> String {
     let rows = FRAME_ROWS + state.backends().count() + view::FINDING_ROWS_MAX + view::class_rows(&state);
     let rows = rows.min(FRAME_ROWS_MAX);
     let size = [columns, rows].map(|size| u16::try_from(size).unwrap_or(u16::MAX));
-    // Drawing into memory cannot fail.
     let mut terminal = match Terminal::new(TestBackend::new(size[0], size[1])) {
         Ok(terminal) => terminal,
         Err(never) => match never {},
@@ -104,7 +102,6 @@ fn frame(sample: Sample, columns: usize) -> String {
     }
 }
 
-/// The characters of a buffer, without blanks at the ends of lines.
 fn text(buffer: &Buffer) -> String {
     let mut text = String::new();
     for row in 0..buffer.area.height {
@@ -116,8 +113,8 @@ fn text(buffer: &Buffer) -> String {
     text
 }
 
-/// The terminal in raw mode on its second screen; restored when dropped. ratatui's panic hook
-/// restores it, too.
+/// The terminal in raw mode on its second screen; restored when dropped, and by ratatui's panic
+/// hook.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -145,7 +142,6 @@ async fn live(client: &AdminClient) -> ExitCode {
     exit_code(shown.map_err(|error| format!("the terminal failed: {error}; try sluice top --once")))
 }
 
-/// The meaning of a key for the view; `None` for other keys.
 fn order(key: KeyEvent) -> Option<Wanted> {
     if key.kind == KeyEventKind::Release {
         return None;

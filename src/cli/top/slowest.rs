@@ -24,8 +24,8 @@ struct Column {
     text: fn(&RequestView) -> String,
 }
 
-/// Draws the list in `area`, with as many requests and columns as fit. Ids are whole, so that a
-/// request can be looked up.
+/// Draws as many requests and columns as fit in `area`. Ids are whole, so that a request can be
+/// looked up.
 pub(super) fn draw(frame: &mut Frame<'_>, lists: &Result<RequestLists, String>, area: Rect) {
     let [title, table] = Layout::vertical([Constraint::Length(1), Constraint::Min(3)]).areas(area);
     let lists = match lists {
@@ -84,7 +84,6 @@ fn columns(requests: &[RequestView], width: usize) -> Vec<Column> {
     all.into_iter().filter(fits).collect()
 }
 
-/// Cuts a text that is too long, and marks it with an ellipsis.
 fn cut(text: String, width: usize) -> String {
     match text.chars().count() > width {
         true => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),

@@ -1,7 +1,7 @@
 //! The state of the view: the last samples of the gateway, and the operator's choices.
 //!
-//! Samples and keys come in, the view reads; pure. Bound: [`SAMPLES_MAX`] samples, so the histogram
-//! covers the last ten seconds. Of samples before the latest, only the histograms are kept.
+//! Samples and keys come in, the view reads; pure. Bound: [`SAMPLES_MAX`] histograms, and the
+//! latest sample.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,6 @@ use sluice_gateway::telemetry::{HistoryReport, HistoryRow};
 /// Samples whose histograms are kept: the latest, and ten seconds before it.
 const SAMPLES_MAX: usize = 11;
 
-/// The responses to one query of the gateway.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) status: Status,
@@ -34,8 +33,6 @@ pub(super) struct Recent {
 }
 
 impl Sample {
-    /// Makes a sample from the responses to `/admin/status`, `/metrics`, `/admin/history` and
-    /// `/admin/requests`.
     pub(super) fn of(status: Status, page: &str, recent: Recent, requests: Result<RequestLists, String>) -> Self {
         let mut classes = recent.recent.classes;
         classes.retain(|row| row.class.as_ref().is_some_and(|class| !class.is_empty()));
@@ -115,8 +112,8 @@ impl State {
         pools.flat_map(|pool| pool.backends.iter().map(move |backend| (pool, backend)))
     }
 
-    /// The histogram of the chosen measure, and the seconds that it covers; `None` for the seconds
-    /// since the gateway started.
+    /// The histogram of the chosen measure, and the seconds that it covers; `None`: since the
+    /// gateway started.
     pub(super) fn histogram(&self) -> Option<(Histogram, Option<usize>)> {
         let latest = &self.histograms.back()?[self.measure];
         Some(match self.histograms.len() {

@@ -1,5 +1,5 @@
-//! Draws the view with ratatui: findings, pools, classes, backends, a reason, a histogram or the
-//! slowest requests, the keys.
+//! Draws the view with ratatui: findings, pools, classes, backends, the reason for the selected
+//! backend's state, a histogram or the slowest requests, the keys.
 //!
 //! Made for 80 columns and 24 rows. On smaller screens the histogram goes first, then rows of
 //! pools; backends scroll. A state is a word and, unless `NO_COLOR` is set, a colour.
@@ -29,14 +29,14 @@ const HISTOGRAM_ROWS: u16 = 8;
 const REST_ROWS: u16 = 12;
 /// Rows of backends that the histogram leaves, the header included.
 const BACKEND_ROWS: u16 = 5;
-/// Rows of a usual screen. On a higher screen the histogram grows, at most to twice the rows.
+/// Rows of a usual screen. On a higher one the histogram grows, at most to twice the rows.
 const USUAL_ROWS: u16 = 24;
-/// On a wide screen, the numbers stay next to the names of pools and backends.
+/// On a wide screen, the numbers stay next to the names.
 const NAME_COLUMNS: usize = 40;
 /// Columns of a bar and the gap after it.
 const BAR_COLUMNS: u16 = 7;
 
-/// Draws a state. Without colours, only bold and reversed text.
+/// Without colours, only bold and reversed text.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     let area = frame.area();
     let pools = state.status.as_ref().map_or(0, |status| status.pools.len());
@@ -96,7 +96,7 @@ fn headline(state: &State) -> Line<'static> {
     bold(format!("sluice {version} up {up}, clients on {}, {file}", about.listen))
 }
 
-/// An unusual condition in one line; a failure to connect comes first.
+/// An unusual condition; a failure to connect comes first.
 fn notice_line(state: &State, colours: bool) -> Line<'static> {
     let red = if colours { Style::new().fg(Color::Red) } else { Style::new() }.add_modifier(Modifier::BOLD);
     if let Some((why, attempts)) = &state.failure {
@@ -121,7 +121,7 @@ pub(super) fn class_rows(state: &State) -> usize {
     if state.classes.is_empty() { 0 } else { state.classes.len().min(CLASSES_MAX) + 1 }
 }
 
-/// The findings in lines, at most a sixth of the screen.
+/// The findings, on at most a sixth of the screen.
 fn findings(state: &State, area: Rect) -> Vec<Line<'static>> {
     let all = state.status.iter().flat_map(|status| &status.findings);
     let most = FINDING_ROWS_MAX.min(usize::from(area.height / 6));
@@ -159,7 +159,6 @@ fn draw_pools(frame: &mut Frame<'_>, state: &State, area: Rect) {
     frame.render_widget(Table::new(rows, pool_widths(room)).header(header(&names)), area);
 }
 
-/// The columns of pools and classes.
 fn pool_widths(room: u16) -> [Constraint; 9] {
     [room, 8, 7, 9, 9, 9, 7, 5, 6].map(Constraint::Length)
 }
@@ -282,7 +281,6 @@ fn draw_histogram(frame: &mut Frame<'_>, state: &State, colours: bool, area: Rec
     frame.render_widget(chart_widget.value_style(style.add_modifier(Modifier::REVERSED)), chart);
 }
 
-/// An upper bound in six columns.
 fn bound_text(seconds: f64) -> String {
     match seconds {
         _ if !seconds.is_finite() => "more".to_owned(),

@@ -30,7 +30,6 @@ const NO_BOUND: f64 = 1e11;
 /// Most runs in one minute.
 const MOST: u32 = 100;
 
-/// The tuning that the variables describe.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Compat {
     base: PathBuf,
@@ -38,7 +37,6 @@ pub(super) struct Compat {
 }
 
 impl Compat {
-    /// Reads the variables with `env`.
     pub(super) fn new(env: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
         let get = |name: &str, default: &str| {
             env(name).filter(|value| !value.trim().is_empty()).unwrap_or_else(|| default.to_owned())

@@ -1,13 +1,13 @@
 //! `sluice tune --gateway URL --backend NAME`: tunes one engine of a running gateway in place.
 //!
 //! Through the admin API, the backend is taken out of rotation, and running requests finish. Then
-//! the gateway restarts the engine with each setting, and the tuner sends the load directly to the
-//! engine. At the end, also after a failure, the engine gets the original flags, and the backend is
-//! put back into rotation before the command returns.
+//! the gateway restarts the engine with each setting, and the tuner sends the load directly to it.
+//! At the end, also after a failure, the engine gets the original flags and is put back into
+//! rotation.
 //!
-//! A tuner that is killed cannot do that. Then `sluice backend restart NAME --reset` and
-//! `sluice backend enable NAME` give the backend back. Until then the tuner refuses the backend,
-//! since it would take the flags of the interrupted trial for the original ones.
+//! After a tuner was killed, `sluice backend restart NAME --reset` and `sluice backend enable NAME`
+//! do this. Until then the tuner refuses the backend, since it would take the flags of the
+//! interrupted trial for the original ones.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,21 +25,18 @@ use sluice_config::ArgValue;
 use sluice_lab::Scenario;
 use sluice_tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, TuneError, Watch, tune};
 
-/// Time between two polls of the gateway.
 const POLL: Duration = Duration::from_millis(250);
 /// Longest time for requests in flight to finish after the backend left the rotation.
 const DRAIN_LIMIT: Duration = Duration::from_secs(900);
 /// Silence of the gateway after which the tuning ends with an error.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The gateway, and the backend to tune.
 #[derive(Clone, Debug)]
 pub(super) struct Bench {
     pub(super) admin: AdminClient,
     pub(super) backend: String,
 }
 
-/// The engine of a backend that is out of rotation.
 #[derive(Clone, Debug)]
 struct AdminEngine {
     client: AdminClient,
@@ -47,12 +44,11 @@ struct AdminEngine {
     url: String,
     /// The flags of the engine when the tuning began.
     own: Flags,
-    /// The gateway's count of unplanned restarts after the last planned one. If it grows, the
+    /// The gateway's count of unplanned restarts after the last planned one: if it grows, the
     /// engine has ended.
     restarts: usize,
 }
 
-/// Tunes the engine of a backend, and gives it back.
 pub(super) fn tuned(
     plan: &Plan,
     scenario: Scenario,
@@ -95,8 +91,7 @@ impl AdminEngine {
             let path = path(&status, &bench.backend).map_err(failed)?;
             let all = status.pools.iter().filter(|pool| pool.name == path.pool).flat_map(|pool| &pool.backends);
             let engine = all.filter(|own| own.name == path.backend).find_map(|own| own.engine.as_ref());
-            // In the step "ramp" an engine serves with a growing share of its slots; wait until it
-            // is over.
+            // An engine in the step "ramp" serves with a growing share of its slots.
             if engine.is_none_or(|engine| engine.step != "ramp") {
                 break (status, path);
             }
@@ -130,7 +125,6 @@ impl AdminEngine {
         Ok(Self { url: backend.url.trim_end_matches('/').to_owned(), restarts: engine.restarts, own, client, path })
     }
 
-    /// Takes the backend out of rotation and waits until its requests have finished.
     async fn take(&self) -> Result<(), TuneError> {
         post(&self.client, &self.path, "/drain").await.map_err(failed)?;
         eprintln!("{} is out of rotation until the tuning ends", self.path);
@@ -144,10 +138,9 @@ impl AdminEngine {
         Ok(())
     }
 
-    /// Restarts the engine with the original flags, unless it already has them, and puts the
-    /// backend back into rotation.
+    /// Restarts the engine with the original flags, unless it has them, and puts the backend back
+    /// into rotation.
     async fn give_back(&mut self) -> Result<(), TuneError> {
-        // A restart that was interrupted must end first.
         while self.engine().await?.change.is_some() {
             sleep(POLL).await;
         }
@@ -162,7 +155,6 @@ impl AdminEngine {
         }
     }
 
-    /// The backend as the gateway reports it.
     async fn status(&self) -> Result<BackendStatus, TuneError> {
         let deadline = Instant::now() + SILENCE_LIMIT;
         let status: Status = loop {
@@ -203,8 +195,7 @@ impl BenchEngine for AdminEngine {
 
     async fn restart(&mut self, flags: &Flags) -> Result<Option<String>, TuneError> {
         let all: BTreeMap<&String, &ArgValue> = self.own.iter().chain(flags).collect();
-        // With `hold` the gateway does not require that another backend can serve the models;
-        // `find` has checked that.
+        // `hold`: `find` has checked that another backend can serve the models.
         let options = RestartOptions { reset: true, hold: true, ..RestartOptions::of_flags(all) };
         let id = match self.client.restart(&self.path.pool, &self.path.backend, &options).await {
             Ok(begun) => begun.change,

@@ -1,9 +1,8 @@
 //! `sluice tune`: finds the best settings for a workload and objectives, on simulated or real
 //! engines.
 //!
-//! A file describes the tuning (`sluice_tune::file`). Every trial is written to a journal before
-//! the next one begins, so an interrupted tuning continues with `--resume`. Progress goes to
-//! stderr, the result to stdout.
+//! A file describes the tuning (`sluice_tune::file`). Every trial is written to a journal, so an
+//! interrupted tuning continues with `--resume`. Progress goes to stderr, the result to stdout.
 //!
 //! Exit codes: 0 a setting was found (perhaps the default); 1 none was found, a file could not be
 //! written, the machine or the gateway prevents a real engine from running, or the tuning was
@@ -126,7 +125,6 @@ pub fn run(args: &TuneArgs) -> ExitCode {
     }
 }
 
-/// The arguments for the tuning that the variables of `auto_tune.sh` describe, in a new folder.
 fn of_variables(args: &TuneArgs) -> anyhow::Result<TuneArgs> {
     let compat = compat::Compat::new(&|name| std::env::var(name).ok())?;
     let tag = jiff::Zoned::now().strftime("%Y_%m_%d_%H_%M").to_string();
@@ -169,8 +167,7 @@ fn run_file(args: &TuneArgs) -> ExitCode {
 }
 
 impl Ended {
-    /// Whether the file is at fault. Otherwise the trials are in the journal, and the tuning can be
-    /// continued.
+    /// Otherwise the trials are in the journal, and the tuning can be continued.
     fn is_of_file(&self) -> bool {
         use TuneError::{Died, Engine, Folder, JournalWrite, Ports};
         let outside =

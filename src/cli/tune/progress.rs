@@ -1,9 +1,9 @@
 //! The progress of a tuning on stderr: a line for each ended trial, with the best so far and the
 //! time left.
 //!
-//! The reason of an engine that does not start is shortened to [`REASON`] characters; the report
-//! has all of it. The time left is the mean time of the trials so far times the number of trials
-//! that the budget or a grid leaves. A search that ends earlier or leaves settings out needs less.
+//! The report has the whole reason of an engine that does not start. The time left is the mean time
+//! of the trials so far times the number of trials that the budget or a grid leaves. A search that
+//! ends earlier or leaves settings out needs less.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,6 @@ use sluice_tune::{Budget, Effort, Method, Outcome, Plan, Progress, Trial};
 /// Longest reason in a line, characters.
 const REASON: usize = 100;
 
-/// The state of the progress lines.
 #[derive(Debug)]
 pub(super) struct Shown {
     budget: Budget,
@@ -32,7 +31,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Progress of a tuning of `settings` settings. `replayed`: trials that are in the journal.
+    /// `replayed`: trials that are in the journal.
     pub(super) fn new(plan: &Plan, settings: usize, replayed: usize, real: bool) -> Self {
         let grid = matches!(plan.method, Method::Race | Method::Random | Method::AutoTune).then_some(settings);
         let most = plan.budget.trials.into_iter().chain(grid).min();
@@ -87,7 +86,6 @@ impl Shown {
     }
 }
 
-/// The outcome of a trial in a few words.
 fn what(trial: &Trial) -> String {
     match &trial.outcome {
         Outcome::Measured { value, .. } => number(value.value),

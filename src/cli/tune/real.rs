@@ -1,8 +1,7 @@
 //! `sluice tune --real`: the tuning on real engines, until it ends or a signal arrives.
 //!
-//! In any case, the tuner's gateway (in this process) and engines are stopped before the command
-//! returns. A second signal does not cut that short, because an engine without a parent would hold
-//! the device.
+//! The tuner's gateway (in this process) and engines are stopped before the command returns. A
+//! second signal does not cut that short, because an engine without a parent would hold the device.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +19,6 @@ use tokio::time::{Instant, sleep};
 
 /// Time for the backends to be ready in the gateway; their engines serve already.
 const READY_LIMIT: Duration = Duration::from_secs(30);
-/// Time between two checks of the backends.
 const READY_POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, thiserror::Error)]
@@ -47,8 +45,7 @@ pub(super) fn tuned(
     shown: &mut Shown,
 ) -> Result<Report, Ended> {
     raise_file_limit();
-    // Shows warnings about engines, such as a program that does not answer. Without them the tuning
-    // goes on.
+    // Warnings about engines, such as a program that does not answer.
     if let Err(error) = log::init_warnings("sluice_fleet") {
         eprintln!("warnings of engines are not shown: {error}");
     }
@@ -82,7 +79,6 @@ async fn search(
     tune(plan, engines, journal, done, |progress| shown.show(&progress)).await
 }
 
-/// The tuner's gateway in front of the engines.
 #[derive(Debug, Default)]
 struct PrivateGateway(Option<Running>);
 

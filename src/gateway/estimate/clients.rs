@@ -2,16 +2,15 @@
 //! underestimated prompts.
 //!
 //! Without a tokenizer, text that is unlike other clients' text (base64, emoji, random letters) has
-//! up to four times as many tokens as estimated. A client could use this to have long prompts
-//! placed as short ones, without a permit. So when the engine reports that a prompt was above the
-//! boundary below which it was placed, later estimates of this client are multiplied by the same
-//! factor (at most [`MAX_FACTOR`]). The excess over 1 halves every [`HALF_LIFE`]. The factor
-//! belongs to the client, so no client changes the estimates of others.
+//! up to four times as many tokens as estimated, with which a client could have long prompts placed
+//! as short ones, without a permit. So when the engine reports that a prompt was above the boundary
+//! below which it was placed, later estimates of this client are multiplied by the same factor (at
+//! most [`MAX_FACTOR`]). The excess over 1 halves every [`HALF_LIFE`].
 //!
 //! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once, then
-//! one per [`LEARN_INTERVAL`]. Clients are API keys. Without keys each network has an allowance for
-//! learning but no factor, because many clients may share it. Bound: [`MAX_CLIENTS`] clients of
-//! each model; then the client that was idle longest is forgotten.
+//! one per [`LEARN_INTERVAL`]. Without keys each network has an allowance for learning but no
+//! factor, because many clients may share it. Bound: [`MAX_CLIENTS`] clients of each model; then
+//! the client that was idle longest is forgotten.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -31,13 +30,13 @@ pub const MAX_FACTOR: f64 = 8.0;
 pub const HALF_LIFE: Duration = Duration::from_secs(600);
 /// Underestimates up to this factor are usual and do not count.
 pub const USUAL_ERROR: f64 = 1.1;
-/// Samples of one client that are learned at once.
+/// Samples of a client that are learned at once.
 pub const LEARN_BURST: u32 = 64;
 /// Time between samples of a client after the burst.
 pub const LEARN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The client of a request: an API key; without keys a network, if it is known; otherwise the
-/// default, which stands for all unknown clients.
+/// An API key; without keys a network, if it is known; otherwise the default, for all unknown
+/// clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientId {
     id: Option<u64>,
@@ -64,10 +63,9 @@ pub struct Clients(HashMap<ClientId, Client, RandomState>);
 struct Client {
     /// When the next sample may be learned, apart from the burst.
     due: Instant,
-    /// The factor at `since`; it has decayed since.
+    /// The factor at `since`.
     factor: f64,
     since: Instant,
-    /// The lengths of the client's completions.
     output: OutputEstimator,
 }
 
@@ -84,8 +82,8 @@ impl Clients {
         self.0.get(&client).map_or(1.0, |known| known.factor(now))
     }
 
-    /// A prompt of this client had `ratio` times as many tokens as estimated, and was therefore
-    /// placed wrongly.
+    /// A prompt of this client had `ratio` times as many tokens as estimated, and was placed
+    /// wrongly.
     pub fn underestimated(&mut self, client: ClientId, ratio: f64, now: Instant) {
         if !client.is_key || ratio <= USUAL_ERROR {
             return;
@@ -105,7 +103,7 @@ impl Clients {
         self.known(client, now).output.learn(tokens);
     }
 
-    /// Whether one more sample of this client may be learned. Counts it.
+    /// Whether one more sample of this client may be learned, and counts it.
     pub fn may_teach(&mut self, client: ClientId, now: Instant) -> bool {
         let known = self.known(client, now);
         let due = known.due.max(now);

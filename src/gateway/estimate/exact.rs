@@ -1,14 +1,13 @@
 //! Exact prompt lengths with the model's own tokenizer, outside the threads of the request path.
 //!
-//! Tokenizing costs about a microsecond per token. It is done only if a tokenizer is configured and
-//! the prompt has enough bytes that the estimate may choose the wrong side of a boundary. It runs
-//! on tokio's blocking threads, at most [`MAX_AT_ONCE`] counts at a time; a request waits at most
-//! [`MAX_WAIT`]. Without a count in that time, or for text over [`MAX_TEXT`] bytes, the estimate is
-//! used.
+//! Tokenizing costs about a microsecond per token, so it is done only if the prompt has enough
+//! bytes that the estimate may choose the wrong side of a boundary. It runs on tokio's blocking
+//! threads, at most [`MAX_AT_ONCE`] counts at a time; a request waits at most [`MAX_WAIT`]. Without
+//! a count in that time, or for text over [`MAX_TEXT`], the estimate is used.
 //!
-//! The counted prompt is the one that the shape describes. A conversation also costs template
-//! tokens that only the engine knows: they are learned as a moving mean per message, usage minus
-//! counted content ([`ExactCounter::learn`]). Prompts with media are not counted.
+//! A conversation also costs template tokens that only the engine knows: they are learned as a
+//! moving mean per message, usage minus counted content ([`ExactCounter::learn`]). Prompts with
+//! media are not counted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,19 +23,17 @@ use sluice_core::openai::scan::{Scanner, Text};
 use sluice_core::openai::shape::PromptSink;
 use sluice_core::openai::{Route, prompt};
 
-/// Counts that run at the same time. They compete with the proxy's threads for cores.
+/// Counts that run at the same time, in competition with the proxy's threads.
 pub const MAX_AT_ONCE: usize = 2;
-/// Bytes of prompt text that are counted; beyond about 250,000 tokens no boundary is near.
+/// Bytes of prompt text that are counted: beyond about 250,000 tokens no boundary is near.
 pub const MAX_TEXT: usize = 1 << 20;
-/// The longest wait of a request for a permit: twenty counts of 5,000 tokens. A longer line forms
-/// only when cores are short anyway.
+/// The longest wait of a request for a permit: twenty counts of 5,000 tokens.
 pub const MAX_WAIT: Duration = Duration::from_millis(50);
 /// Template tokens per message before any were learned.
 pub const TEMPLATE_PRIOR: f64 = 5.0;
 /// Samples that the mean template cost remembers.
 const TEMPLATE_MEMORY: f64 = 50.0;
-/// Bounds of the learned template tokens per message. Every template separates messages by at least
-/// one token.
+/// Bounds of the learned template tokens per message: every template separates messages by a token.
 const TEMPLATE_MIN: f64 = 1.0;
 const TEMPLATE_MAX: f64 = 200.0;
 
@@ -79,8 +76,8 @@ struct Template {
 }
 
 impl ExactCounter {
-    /// Reads a `tokenizer.json`. Blocks; for start-up and reload. Counts run within `permits`,
-    /// which all counters of a process share.
+    /// Reads a `tokenizer.json`; blocks. Counts run within `permits`, which all counters of a
+    /// process share.
     ///
     /// # Errors
     /// The file cannot be read, or is not a tokenizer.
@@ -150,7 +147,6 @@ impl std::fmt::Debug for ExactCounter {
     }
 }
 
-/// Content tokens and messages of the prompt in `body`.
 fn content(tokenizer: &Tokenizer, route: Route, body: &[u8]) -> Option<(u64, u64)> {
     let mut collected = Collected::default();
     let mut prompts = 1;
@@ -175,7 +171,6 @@ fn content(tokenizer: &Tokenizer, route: Route, body: &[u8]) -> Option<(u64, u64
     Some((tokens, collected.messages))
 }
 
-/// Prompt text in pieces, at most [`MAX_TEXT`] bytes.
 #[derive(Default)]
 struct Collected {
     texts: Vec<String>,

@@ -1,12 +1,12 @@
 //! How much work a request is, before it is sent: prompt tokens and expected output tokens.
 //!
 //! [`prompt`] estimates prompt tokens from character counts ([`sluice_core::openai::shape`]), with
-//! weights learned from usage. [`clients`] limits how much one client can change estimates.
-//! [`output`] bounds the length of responses. [`exact`] counts with the model's tokenizer, if one
-//! is configured and the count can change a decision.
+//! weights learned from usage; [`clients`] limits how much one client can change them. [`output`]
+//! bounds the length of responses. [`exact`] counts with the model's tokenizer, if one is
+//! configured and the count can change a decision.
 //!
-//! A [`ModelEstimator`] holds the learned state of one model behind a lock, for less than a
-//! microsecond and never across an await.
+//! A [`ModelEstimator`] holds the learned state behind a lock, for less than a microsecond and
+//! never across an await.
 
 pub mod clients;
 pub mod exact;

@@ -1,16 +1,14 @@
 //! How many output tokens to reserve for a request.
 //!
-//! The length of a response is unknown before it ends. A reservation should seldom be too small and
-//! never absurdly large: the mean plus two standard deviations of past completions, with weight
-//! `1 / `[`MEMORY`] for each new one, within the request's `min_tokens` and upper bound. After
-//! [`OWN_AFTER`] completions of a client, only the client's own completions count, so that long
-//! responses of one client reserve nothing for others. With `ignore_eos` the length is exactly the
-//! bound. Before the first completion: [`UNSEEN`].
+//! A reservation should seldom be too small and never absurdly large: the mean plus two standard
+//! deviations of past completions, with weight `1 / `[`MEMORY`] for each new one, within the
+//! request's `min_tokens` and upper bound. After [`OWN_AFTER`] completions of a client, only its
+//! own count, so that long responses of one client reserve nothing for others. With `ignore_eos`
+//! the length is exactly the bound.
 
 /// Completions that the moving mean and variance remember.
 pub const MEMORY: f64 = 100.0;
-/// Completions of a client after which estimates follow the client's own lengths instead of all
-/// clients'.
+/// Completions of a client after which estimates follow only the client's own lengths.
 pub const OWN_AFTER: u64 = 8;
 /// Tokens expected before any completion was seen: a few paragraphs.
 pub const UNSEEN: u64 = 512;

@@ -8,18 +8,16 @@
 //!           + PULL * sum ((w_j - p_j) / p_j)^2       with  LOW_j <= w_j <= HIGH_j
 //! ```
 //!
-//! [`TextShape`](sluice_core::openai::TextShape) defines the counts. Each model has one set of
-//! weights; every response with usage is a sample. The weights minimise the squared *relative*
-//! error, because an estimate must be near a boundary of any size by the same share. Older samples
-//! are forgotten exponentially, and the weights are pulled towards a prior for typical byte-pair
-//! vocabularies. The sums are a 6x6 matrix and a vector (O(1) memory); projected coordinate descent
-//! from the last weights finds the bounded minimum in a few hundred multiplications. The same
-//! samples give the same weights.
+//! [`TextShape`](sluice_core::openai::TextShape) defines the counts. Each response with usage is a
+//! sample of the model's weights, which minimise the squared *relative* error, because an estimate
+//! must be near a boundary of any size by the same share. Older samples are forgotten
+//! exponentially, and the weights are pulled towards a prior for typical byte-pair vocabularies.
+//! The sums take O(1) memory; projected coordinate descent from the last weights finds the bounded
+//! minimum in a few hundred multiplications.
 
 use sluice_core::openai::PromptShape;
 
-/// Weight of a sample after each newer one: about 200 samples are remembered, minutes of traffic at
-/// most.
+/// Weight of a sample after each newer one: about 200 samples are remembered.
 pub const FORGET: f64 = 0.995;
 /// Strength of the prior, in samples.
 pub const PULL: f64 = 0.002;
@@ -37,7 +35,7 @@ pub const LEARNED_AFTER: u64 = 8;
 const FEATURES: usize = 6;
 type Weights = [f64; FEATURES];
 
-/// Tokens for each: letter or blank, other ASCII, other character, blank after a blank, message,
+/// Tokens for each letter or blank, other ASCII, other character, blank after a blank, message,
 /// request.
 const PRIOR: Weights = [0.23, 0.55, 0.9, 0.08, 5.0, 1.0];
 /// Lower bounds for the text of all vocabularies in use: English has 0.2 tokens for each letter,
@@ -127,8 +125,7 @@ impl Default for PromptEstimator {
 }
 
 impl PromptEstimator {
-    /// The length of a prompt of this shape, with `media_part_tokens` for each media part. Token
-    /// ids are exact.
+    /// The length of a prompt of this shape, with `media_part_tokens` for each media part.
     pub fn estimate(&self, shape: &PromptShape, media_part_tokens: u64) -> PromptEstimate {
         if shape.is_exact() {
             return PromptEstimate::exact(shape.token_ids);
@@ -145,11 +142,10 @@ impl PromptEstimator {
     /// Learns that a prompt of this shape had `actual` tokens.
     ///
     /// An error above a factor [`SURPRISE`] counts as that factor, and an unusual error weighs less
-    /// (Huber's idea, squared), so one wrong sample moves the estimate a little and is forgotten.
-    /// Weights never leave their bounds: no text counts as shorter than 0.15 tokens for each
-    /// letter, a third below the needs of today's vocabularies. A sample below these bounds is
-    /// ignored, because the prompt was truncated or partly ignored by the engine. Prompts with
-    /// media are ignored, because the media's share of the usage is unknown.
+    /// (Huber's idea, squared). Weights never leave their bounds: no text counts as shorter than
+    /// 0.15 tokens for each letter, a third below the needs of today's vocabularies. A sample below
+    /// these bounds is ignored, because the engine truncated or partly ignored the prompt; so are
+    /// prompts with media, whose share of the usage is unknown.
     pub fn learn(&mut self, shape: &PromptShape, actual: u64) {
         if shape.is_exact() || shape.media_parts > 0 || actual <= shape.token_ids {
             return;
@@ -198,7 +194,6 @@ pub fn at_most(shape: &PromptShape, media_part_tokens: u64) -> u64 {
     known(shape, media_part_tokens).saturating_add(dot(&HIGH, &row(shape)) as u64)
 }
 
-/// The tokens that do not depend on text.
 fn known(shape: &PromptShape, media_part_tokens: u64) -> u64 {
     shape.token_ids.saturating_add(u64::from(shape.media_parts).saturating_mul(media_part_tokens))
 }

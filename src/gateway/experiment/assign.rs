@@ -1,9 +1,9 @@
 //! Which arm a request is in, if any.
 //!
 //! [`Experiments`] lives as long as the gateway and keeps the state of each experiment by name.
-//! [`ExperimentSet`] belongs to one routing table. When a reload changes the identity of an
-//! experiment (arms, weights, salt, sticky unit), it is a new experiment of the same name and
-//! starts from zero. The ramp, the keys and the part of the layer may change without that.
+//! When a reload changes the identity of an experiment (arms, weights, salt, sticky unit), it is a
+//! new experiment of the same name and starts from zero. The ramp, the keys and the part of the
+//! layer may change without that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct Experiment {
 #[derive(Debug, Default)]
 pub struct Experiments {
     known: Mutex<HashMap<Arc<str>, Experiment>>,
-    /// Whether arms wait until [`ExperimentState::note_served`] reports that their model is served.
+    /// Whether arms wait until [`ExperimentState::note_served`] reports their model.
     wait_for_models: AtomicBool,
     /// Experiments saved by an earlier gateway, until they are configured.
     saved: Mutex<Vec<Saved>>,
@@ -56,7 +56,7 @@ pub struct Saved {
 #[derive(Clone, Debug, Default)]
 pub struct ExperimentSet(Vec<Experiment>);
 
-/// The facts about a request that decide whether it takes part.
+/// The facts that decide whether a request takes part.
 pub struct Subject<'a> {
     /// The model of the request; `None`: not declared.
     pub model: Option<ModelId>,
@@ -64,7 +64,7 @@ pub struct Subject<'a> {
     pub key: Option<&'a str>,
     /// The position of the home pool.
     pub home: usize,
-    /// The stratum in which the request is measured. It must not depend on the arm.
+    /// The stratum in which the request is measured, whatever the arm.
     pub stratum: usize,
 }
 
@@ -75,13 +75,12 @@ pub struct Assigned {
     /// The position of the arm.
     pub arm: usize,
     unit: Unit,
-    /// The stratum in which the request is measured, from before the arm was drawn.
     pub(crate) stratum: usize,
     /// Whether the request is measured: not after an arm was promoted.
     measured: bool,
     /// The arm could not serve the request, so it was served as without the experiment.
     pub fell_back: bool,
-    /// The reason for that was a lack of room.
+    /// The arm could not serve the request for lack of room.
     pub lacked_room: bool,
 }
 
@@ -91,7 +90,7 @@ impl Assigned {
         &self.experiment.plan.arms[self.arm]
     }
 
-    /// Whether the same pools serve all arms of the experiment, so that all arms have one queue.
+    /// Whether the same pools serve all arms, so that all arms have one queue.
     pub fn shares_pools(&self) -> bool {
         self.experiment.plan.shares_pools
     }
@@ -136,7 +135,7 @@ impl Assigned {
 }
 
 impl Experiments {
-    /// The experiments of a configuration. Experiments with an unchanged identity keep their state.
+    /// The experiments of a configuration, which keep their state if the identity is unchanged.
     pub fn configure(&self, config: &Config) -> ExperimentSet {
         let (mut known, mut saved) = (self.known.lock(), self.saved.lock());
         let mut set = Vec::new();
@@ -166,8 +165,7 @@ impl Experiments {
         ExperimentSet(set)
     }
 
-    /// From now on, arms of newly configured experiments get no request before
-    /// [`ExperimentState::note_served`].
+    /// From now on, arms of new experiments get no request before [`ExperimentState::note_served`].
     pub fn wait_for_models(&self) {
         self.wait_for_models.store(true, Ordering::Release);
     }
@@ -177,15 +175,15 @@ impl Experiments {
         *self.saved.lock() = saved;
     }
 
-    /// Like [`Experiments::restore`], also for experiments that are configured already: the next
+    /// [`Experiments::restore`], also for experiments that are configured already: the next
     /// configuration begins with the saved state.
     pub fn restore_over(&self, saved: Vec<Saved>) {
         self.known.lock().retain(|name, _| !saved.iter().any(|saved| *saved.name == **name));
         self.restore(saved);
     }
 
-    /// All experiments, for a later gateway to restore. Includes restored ones that are not
-    /// configured yet, if `keep` accepts their names.
+    /// All experiments, for a later gateway. Includes restored ones that are not configured yet, if
+    /// `keep` accepts their names.
     pub fn save(&self, keep: impl Fn(&str) -> bool) -> Vec<Saved> {
         let save = |Experiment { plan, state }: Experiment| Saved {
             name: plan.name.to_string(),
@@ -202,7 +200,7 @@ impl Experiments {
         self.known.lock().get(name).cloned()
     }
 
-    /// Why the experiment was stopped; `None`: it was not, or there is none of that name.
+    /// Why the experiment was stopped, if it was.
     pub fn why_stopped(&self, name: &str) -> Option<String> {
         let found = self.find(name).filter(|found| found.state.phase() == Phase::Stopped)?;
         Some(found.state.progress().why.unwrap_or_else(|| "an operator has stopped the experiment".to_owned()))
@@ -226,8 +224,8 @@ impl Experiments {
         }
     }
 
-    /// Adds a user's rating of the answer to a request. Returns the label of the arm that gave the
-    /// answer; `None`: no answer with that request id is known.
+    /// Adds a user's rating of an answer. Returns the label of the arm that gave the answer;
+    /// `None`: unknown.
     pub fn rate(&self, request_id: &str, good: bool) -> Option<Arc<str>> {
         self.all().iter().find_map(|Experiment { plan, state }| {
             let arm = state.rate(request_id, good)?;
@@ -243,7 +241,7 @@ impl Experiments {
         self.known.lock().values().any(waits)
     }
 
-    /// The models of the arms that are measured now. Engines may serve them as adapters.
+    /// The models of the arms that are measured now, perhaps served as adapters.
     pub fn arm_models(&self) -> Vec<Arc<str>> {
         let running = self.all().into_iter().filter(|one| one.state.phase() == Phase::Running);
         let models =

@@ -3,14 +3,13 @@
 //!
 //! All intervals are valid at every moment ([`always_valid`]), on one assumption: arms are drawn
 //! independently for each unit. If the arms do not differ, the labels say nothing about the
-//! measurements, however heavy the tails are and however correlated concurrent requests are: a wave
-//! of load reaches all arms. Only requests of one unit share a label, so the variance is taken
-//! between groups of whole units.
+//! measurements, however heavy the tails are and however correlated concurrent requests are. Only
+//! requests of one unit share a label, so the variance is taken between groups of whole units.
 //!
 //! - [`Pair::ratio`]: difference of means of logarithms, by class and length (post-stratification).
 //! - [`Pair::failures`]: if the arms do not differ, an arm has the same share of failures as of
-//!   requests. Exact for rare events. Failures that come together within units count less, by the
-//!   design effect: the variance between groups over the variance of independent failures.
+//!   requests. Exact for rare events. Failures of the same unit count less, by the design effect:
+//!   the variance between groups over the variance of independent failures.
 //! - [`Pair::mix`]: the share of requests in each arm (sample ratio mismatch), by the same test.
 
 use sluice_core::stats::{Estimate, always_valid};
@@ -25,14 +24,13 @@ const GROUPS_MIN: usize = 12;
 /// Values that an arm must have before it is judged: the mean of that many logarithms is nearly
 /// normal.
 const VALUES_MIN: f64 = 100.0;
-/// The failure ratio that [`Pair::surge`] detects soonest: a broken arm fails several times as
-/// often.
+/// The failure ratio that [`Pair::surge`] detects soonest.
 const SEVERAL: f64 = 4.0;
 
 /// The second arm over the first, minus 1, with the variance of the ratio's logarithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// The change. Unbounded while there are too few values.
+    /// The change; unbounded while there are too few values.
     pub change: Estimate,
     /// Variance of the logarithm of the ratio.
     pub variance: f64,
@@ -59,9 +57,11 @@ pub struct Pair<'a> {
 impl Pair<'_> {
     /// The ratio of a quantity. `effect`: the change that is detected soonest. Within each stratum,
     /// takes the difference of the means of logarithms; averages the strata, weighted by the
-    /// requests of both arms, so that unequal mixes do not decide. The variance is the variance of
-    /// the sum over groups of their parts in it (linearization). It grows by the degrees of freedom
-    /// that the means of the strata take, since a stratum of one request has no variance.
+    /// requests of both arms, so that unequal mixes do not decide. Within each stratum, takes the
+    /// difference of the means of logarithms; averages the strata, weighted by the requests of both
+    /// arms, so that unequal mixes do not decide. The variance is the variance of the sum over
+    /// groups of their parts in it (linearization). It grows by the degrees of freedom that the
+    /// means of the strata take, since a stratum of one request has no variance.
     pub fn ratio(&self, quantity: Quantity, effect: f64) -> Ratio {
         let [control, arm] = [self.control, self.arm].map(|ledger| &ledger.quantities[quantity as usize]);
         ratio(control, arm, effect, self.confidence)
@@ -72,9 +72,9 @@ impl Pair<'_> {
         self.rates((&self.control.failed, &self.control.ended), (&self.arm.failed, &self.arm.ended))
     }
 
-    /// ln of the evidence that the arm fails more often than the control; [`SEVERAL`] times as
-    /// often is detected soonest. Where a unit has several requests, units with a failure are
-    /// counted: each is in the arm with the configured share, however correlated the requests are.
+    /// ln of the evidence that the arm fails more often than the control. Where a unit has several
+    /// requests, units with a failure are counted: each is in the arm with the configured share,
+    /// however correlated the requests are.
     pub fn surge(&self) -> f64 {
         let (arm, both, expected) = match self.share {
             Some(share) => {
@@ -108,7 +108,7 @@ impl Pair<'_> {
         events.map(|of| self.rates(of(&self.control.quality), of(&self.arm.quality)))
     }
 
-    /// The share of the arm in the assigned requests of both arms. Finished requests would
+    /// The share of the arm in the assigned requests of both arms; finished requests would
     /// underrepresent the slower arm.
     pub fn mix(&self) -> Estimate {
         let (control, arm) = (&self.control.assigned, &self.arm.assigned);
@@ -124,11 +124,11 @@ impl Pair<'_> {
         let expected = arm_all / (all + arm_all);
         let effect = if self.clustered { together([control, arm]) } else { 1.0 };
         let (hits, count) = (arm_events / effect, (events + arm_events) / effect);
-        // Whether events of a unit come together is known only from units that have some.
+        // Only units with events show whether events come in clusters.
         let is_early = self.clustered && control.0.groups_with(arm.0) < GROUPS_MIN;
         let share = always_valid::share(hits, count, self.confidence);
-        // If the arm has the share s of the events, they are s / (1 - s) times as many, for as many
-        // requests in both arms.
+        // If both arms had the same number of requests, an arm with the share s of all events would
+        // have s / (1 - s) times the events of the control.
         let times = |share: f64| share / (1.0 - share) * (1.0 - expected) / expected;
         let rate = |events: f64, all: f64| if all > 0.0 { events / all } else { 0.0 };
         Rates {
@@ -161,8 +161,7 @@ fn ratio(control: &ByStratum, arm: &ByStratum, effect: f64, confidence: f64) -> 
     Ratio { change, variance, freedom }
 }
 
-/// The weight of each stratum: the share of the requests of both arms that are in it, among strata
-/// that both arms have.
+/// The weight of each stratum that both arms have: the share of both arms' requests that are in it.
 fn weights(control: &ByStratum, arm: &ByStratum) -> [f64; STRATA] {
     let mut counts = [0.0; STRATA];
     for (stratum, sums) in control.all() {
@@ -175,8 +174,7 @@ fn weights(control: &ByStratum, arm: &ByStratum) -> [f64; STRATA] {
     counts.map(|count| if all > 0.0 { count / all } else { 0.0 })
 }
 
-/// The weighted mean of logarithms over strata, the variance of this mean, and the number of groups
-/// with values.
+/// The weighted mean of logarithms over strata, its variance, and the number of groups with values.
 fn weighted_mean(side: &ByStratum, weights: &[f64; STRATA]) -> (f64, f64, usize) {
     let mut whole = 0.0;
     let mut parts = [0.0; GROUPS];
@@ -210,10 +208,10 @@ pub struct Rates {
     pub evidence: f64,
 }
 
-/// How many events are worth one independent event, because events of one unit may come together:
-/// the variance between groups of the events beyond rate times requests, over the variance of
-/// independent events (index of dispersion). At least 1. One number for both arms, because by
-/// chance one of them may have only small units. Each side: the events and all requests.
+/// How many events are worth one independent event, because a unit may have several: the variance
+/// between groups of the events beyond rate times requests, over the variance of independent events
+/// (index of dispersion), at least 1. One number for both arms, because by chance one of them may
+/// have only small units. Each side: the events and all requests.
 fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
     let (mut variance, mut independent) = (0.0, 0.0);
     for (events, all) in sides {
@@ -223,7 +221,7 @@ fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
         }
         let groups = all.groups() as f64;
         let spread: f64 = events.0.iter().zip(&all.0).map(|(one, all)| (one - rate * all).powi(2)).sum();
-        // A single group shows nothing: assume that all events are of one unit.
+        // A single group shows nothing: assume one unit.
         variance += if groups > 1.0 { spread * groups / (groups - 1.0) } else { count * count };
         independent += count;
     }
@@ -235,7 +233,7 @@ fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
 /// independent requests. At least 1.
 fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     if !(share > 0.0 && share < 1.0) {
-        // One arm has no requests: the groups of the other show whether requests come together.
+        // The groups of the other arm show whether requests come in clusters.
         return dispersion(if share > 0.0 { arm } else { control });
     }
     let events = control.total() + arm.total();
@@ -243,14 +241,14 @@ fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     (spread / (share * (1.0 - share) * events)).max(1.0)
 }
 
-/// Variance over mean of the counts of groups: 1 for independent events. At least 1.
+/// Variance over mean of the counts of groups, at least 1: the value for independent events.
 fn dispersion(counts: &Counts) -> f64 {
     let mean = counts.total() / GROUPS as f64;
     let spread: f64 = counts.0.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / (GROUPS - 1) as f64;
     if mean > 0.0 { (spread / mean).max(1.0) } else { 1.0 }
 }
 
-/// The quantile `q` of a quantity, to 5 %, valid at all times with `confidence`. Unbounded where
+/// The quantile `q` of a quantity, to 5 %, valid at all times with `confidence`; unbounded where
 /// values are too few.
 pub fn quantile(ledger: &ArmLedger, quantity: Quantity, q: f64, clustered: bool, confidence: f64) -> Option<Estimate> {
     let values = &ledger.quantities[quantity as usize];
@@ -262,7 +260,7 @@ pub fn quantile(ledger: &ArmLedger, quantity: Quantity, q: f64, clustered: bool,
     Some(Estimate { value, low: low.unwrap_or(0.0).min(value), high: high.unwrap_or(f64::INFINITY).max(value) })
 }
 
-/// How many values are worth one independent value, because values of one unit are correlated. At
+/// How many values are worth one independent value, because values of one unit are correlated; at
 /// least 1.
 fn clustering(values: &ByStratum) -> f64 {
     let weights = weights(values, values);

@@ -1,7 +1,7 @@
 //! Counts of events by the group of their unit (see [`unit`](super::unit)), and counts of units.
 //!
-//! The spread between groups shows how far events of one unit come together. Bounds: one number for
-//! each group; one bit for each cell of units.
+//! The spread between groups shows how far events come in clusters, several of one unit. Bounds:
+//! one number for each group; one bit for each cell of units.
 
 use serde::{Deserialize, Serialize};
 

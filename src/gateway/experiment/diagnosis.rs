@@ -9,9 +9,8 @@
 //! | kernels | TPOT is certainly worse: LoRA kernels run for all requests of a step |
 //! | prefix cache | fewer cached prompt tokens than in the control: adapters share no blocks |
 //!
-//! For most causes there is a flag to change. The gateway reads the metrics of engines every few
-//! seconds (a *look*). Bounds: [`MAX_ENGINES`] engines for each arm, with [`MAX_NAMES`] adapters
-//! each.
+//! The gateway reads the metrics of engines every few seconds (a *look*). Bounds: [`MAX_ENGINES`],
+//! [`MAX_NAMES`].
 
 use serde::{Deserialize, Serialize};
 
@@ -19,17 +18,17 @@ use super::ledger::{ArmLedger, Quantity};
 use super::plan::ExperimentPlan;
 use super::verdict::{Comparison, Conclusion, change, percent};
 
-/// Engines that are remembered for each arm.
+/// Remembered engines of each arm.
 const MAX_ENGINES: usize = 16;
-/// Adapters that are remembered for each engine.
+/// Remembered adapters of each engine.
 const MAX_NAMES: usize = 64;
-/// Looks at an engine before a cause is concluded.
+/// Looks at an engine before a conclusion.
 const LOOKS_MIN: u64 = 10;
-/// Share of looks with too few slots from which that cause is concluded.
+/// Share of looks with too few slots that shows this cause.
 const CROWDED_MIN: f64 = 0.05;
 /// Prompts with a known cached share, in each arm, before the prefix cache is judged.
 const PROMPTS_MIN: f64 = 100.0;
-/// Least difference by which the arm's cached share of prompt tokens must be below the control's.
+/// Least difference by which the arm's cached share of prompt tokens is below the control's.
 const CACHED_MIN: f64 = 0.1;
 
 /// The adapters of an engine at one moment, according to the metrics.
@@ -39,15 +38,15 @@ pub struct EngineAdapters {
     pub backend: String,
     /// Adapters that one step may use (`--max-loras`).
     pub slots: u64,
-    /// The most adapters in host memory (`--max-cpu-loras`). `None`: not known; then vLLM's
-    /// default, the number of slots, is assumed.
+    /// The most adapters in host memory (`--max-cpu-loras`). `None`: vLLM's default, the number of
+    /// slots, is assumed.
     pub host: Option<u64>,
     /// The rank with which the engine computes (`--max-lora-rank`), if known.
     pub rank: Option<u32>,
     /// Adapters with requests that have begun, each with a rank if known. vLLM notes a request at
     /// the first output, so adapters whose requests are all deferred are missing.
     pub in_use: Vec<(String, Option<u32>)>,
-    /// Whether requests are deferred; `None`: the engine does not say (old versions of vLLM).
+    /// Whether requests are deferred; `None`: unknown (old versions of vLLM).
     pub defers: Option<bool>,
 }
 
@@ -58,7 +57,6 @@ pub struct EngineLooks {
     slots: u64,
     host: Option<u64>,
     rank: Option<u32>,
-    /// The rank of the arm's adapter.
     own_rank: Option<u32>,
     /// Looks at which the arm's adapter had requests, or requests were deferred while all slots
     /// were in use.
@@ -133,8 +131,7 @@ pub struct Diagnosis {
     pub sentence: String,
 }
 
-/// The causes that are found for an arm; none if the arm serves the model that the client
-/// requested.
+/// The causes that are found for an arm, unless it serves the requested model.
 pub fn diagnose(
     plan: &ExperimentPlan,
     arms: &[ArmLedger],

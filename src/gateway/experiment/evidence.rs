@@ -34,10 +34,8 @@ struct Truth {
     errors: [f64; 2],
     /// All requests of a user fail, or none.
     by_user: bool,
-    /// The most requests of both arms together.
     requests: u64,
     sticky: &'static str,
-    /// Requests between two looks.
     look: u64,
 }
 
@@ -69,7 +67,7 @@ struct Simulated {
 struct User {
     left: usize,
     pace: f64,
-    /// Decides whether this user's requests fail, where all fail or none.
+    /// Decides whether this user's requests fail.
     luck: f64,
 }
 
@@ -133,8 +131,7 @@ impl Simulated {
     }
 }
 
-/// Watches one experiment until it has a conclusion or is over. Returns the conclusion and the
-/// requests of both arms until then.
+/// Watches one experiment. Returns the conclusion and the requests of both arms until then.
 fn watch(seed: u64, truth: Truth) -> (Conclusion, u64) {
     let mut simulated = Simulated::new(seed, truth);
     let mut now = jiff::Timestamp::UNIX_EPOCH;
@@ -151,7 +148,7 @@ fn watch(seed: u64, truth: Truth) -> (Conclusion, u64) {
     (Conclusion::NotYet, truth.requests)
 }
 
-/// The results of `run` for each seed, in no order. As many run at once as there are jobs.
+/// The results of `run` for each seed, in no order.
 fn each<T: Send>(seeds: Range<u64>, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let jobs = variable("SLUICE_EXPERIMENT_JOBS").and_then(|text| text.parse().ok()).unwrap_or_else(cores);
@@ -235,7 +232,6 @@ fn arms_that_fail_alike_are_seldom_stopped() {
     }
 }
 
-/// The seeds of each line of a full measurement, and their number.
 fn seeds(usual: u64) -> (Range<u64>, u64) {
     let parse = |text: String| {
         let (from, to) = text.split_once("..")?;

@@ -1,11 +1,10 @@
 //! The measurements of each arm, in bounded memory.
 //!
 //! Requests are separated by class (`[[class]]`) and prompt length (*strata*), so that arms with
-//! unequal mixes can be compared; and by the group of their unit (64 groups, see
-//! [`unit`](super::unit)), so that the spread between groups shows the amount of chance, including
-//! correlation within units. For each quantity a group keeps a count and a sum of logarithms: the
-//! ratio of two geometric means is the factor by which one arm is slower, and a heavy tail cannot
-//! dominate it. Quantiles come from histograms with bins of 5 %.
+//! unequal mixes can be compared; and by the group of their unit (see [`unit`](super::unit)), so
+//! that the spread between groups shows the amount of chance, including correlation within units.
+//! For each quantity a group keeps a count and a sum of logarithms: the ratio of two geometric
+//! means is the factor by which one arm is slower, and a heavy tail cannot dominate it.
 //!
 //! Failures and missed objectives count by origin (`origins.rs`), so that no client alone decides
 //! about an arm. Bound: about 25 KiB for each arm and stratum with requests, at most [`STRATA`].
@@ -23,11 +22,9 @@ use sluice_core::openai::Answer;
 
 /// Ends, in prompt tokens, of the ranges of lengths within a class; the last range has none.
 const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
-/// Number of ranges.
 const RANGES: usize = LENGTHS.len() + 1;
-/// The most strata: the ranges of each class, and of requests that are in no class.
+/// The most strata: the ranges of each class, and of requests in no class.
 pub const STRATA: usize = RANGES * (MAX_CLASSES + 1);
-/// Ratio of the bounds of a bin.
 const BIN: f64 = 1.05;
 /// Smaller values count as this: 10 us, or 0.01 tokens.
 const SMALLEST: f64 = 1e-5;
@@ -88,7 +85,7 @@ impl Quantity {
 pub enum Ending {
     /// The response was complete.
     Completed,
-    /// The arm failed: an error, a timeout, no capacity, or it could not serve the request at all.
+    /// The arm failed: an error, a timeout, no capacity, or a request that it could not serve.
     Failed,
     /// The client left, or the request was refused: says nothing about the arm.
     Other,
@@ -103,7 +100,7 @@ pub struct Observation {
     /// was shed from pools that all arms share, or if the origin has too many of them
     /// (`origins.rs`).
     pub blamed: bool,
-    /// The stratum, at most [`STRATA`] of them; see [`stratum`].
+    /// The stratum; see [`stratum`].
     pub stratum: usize,
     /// Cell of the unit.
     pub cell: u16,
@@ -129,7 +126,6 @@ impl Observation {
     }
 }
 
-/// A count and a sum of logarithms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cell(pub(super) f64, pub(super) f64);
 
@@ -138,7 +134,6 @@ pub(super) struct Sums {
     pub(super) cells: Vec<Cell>,
     /// Sum of squares of logarithms.
     pub(super) squares: f64,
-    /// Count and plain sum.
     pub(super) total: Cell,
     bins: Vec<u32>,
 }
@@ -163,8 +158,8 @@ impl Sums {
 
 /// The sums of each stratum; a stratum without values has none.
 ///
-/// Earlier versions saved one stratum for each range of lengths. They are read as the strata of the
-/// first class, which is right because any division that does not depend on the arm is.
+/// Strata that earlier versions saved, one for each range of lengths, are read as the strata of the
+/// first class: any division that does not depend on the arm is right.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ByStratum(Vec<Option<Sums>>);
 
@@ -177,7 +172,6 @@ impl ByStratum {
         self.0[stratum].get_or_insert_default().add(group, value);
     }
 
-    /// The strata with values.
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, &Sums)> {
         let with_values = |sums: &&Sums| sums.total.0 > 0.0;
         self.0.iter().enumerate().filter_map(move |(at, sums)| Some((at, sums.as_ref().filter(with_values)?)))
@@ -191,7 +185,7 @@ impl ByStratum {
         self.all().filter(|(stratum, _)| strata.contains(stratum)).map(|(_, sums)| sums.total.0).sum()
     }
 
-    /// The quantile `rank` (0 to 1), to the width of a bin. `None` without values.
+    /// The quantile `rank` (0 to 1), to the width of a bin.
     pub(super) fn value_at(&self, rank: f64) -> Option<f64> {
         let count = self.count();
         let wanted = rank.clamp(0.0, 1.0) * count;
@@ -211,28 +205,23 @@ pub struct ArmLedger {
     /// All assigned requests, counted at assignment.
     #[serde(default)]
     pub(super) assigned: Counts,
-    /// Assigned requests that have ended.
     pub(super) requests: Counts,
-    /// Of the ended requests, the ones that count as served or failed.
+    /// Ended requests that count as served or failed.
     pub(super) ended: Counts,
     /// Of these, the failed ones.
     pub(super) failed: Counts,
-    /// Units with a failed request.
     #[serde(default)]
     pub(super) failed_units: UnitCells,
     /// Requests with objectives.
     pub(super) judged: Counts,
-    /// Requests that missed an objective.
     pub(super) missed: Counts,
-    /// Requests that the arm could not serve.
     pub(super) fell_back: f64,
-    /// Prompts whose cached part is known.
+    /// Prompts with a known cached part.
     #[serde(default)]
     pub(super) cached_prompts: f64,
     /// Cached tokens of these prompts, and all their tokens.
     #[serde(default)]
     cached: (f64, f64),
-    /// How answers ended and were rated.
     #[serde(default)]
     pub(super) quality: Quality,
 }
@@ -247,7 +236,7 @@ pub struct Measured<'a> {
 }
 
 impl<'a> Measured<'a> {
-    /// The control while an arm ran, so that both were measured at the same time.
+    /// The control while an arm ran: both were measured at the same time.
     pub fn control_of(&self, arm: usize) -> &'a ArmLedger {
         self.controls.get(arm).and_then(Option::as_ref).unwrap_or(&self.arms[0])
     }
@@ -315,13 +304,13 @@ impl ArmLedger {
         self.fell_back as u64
     }
 
-    /// The share of prompt tokens from the prefix cache; `None` where no engine reports it.
+    /// The share of prompt tokens from the prefix cache, if an engine reports it.
     pub fn cached_share(&self) -> Option<f64> {
         let (cached, all) = self.cached;
         (all > 0.0).then(|| cached / all)
     }
 
-    /// The mean of a quantity; `None` without values.
+    /// The mean of a quantity, if it has values.
     pub fn mean(&self, quantity: Quantity) -> Option<f64> {
         let sums = self.quantities[quantity as usize].all();
         let (count, sum) = sums.fold((0.0, 0.0), |(count, sum), (_, one)| (count + one.total.0, sum + one.total.1));

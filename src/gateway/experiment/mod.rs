@@ -14,8 +14,8 @@
 //! slow. [`shadow`]: the budget of copies. [`state`]: survives reloads. [`report`]: for operators.
 //! Pure: no clock, no sockets, no metrics library.
 //!
-//! `online/arms.rs` is the other comparison of arms. There are two because the samples differ: here
-//! clients, each in one arm; there batches of time, since requests on one engine fare alike.
+//! `online/arms.rs` is the other comparison of arms. The samples differ: here clients, each in one
+//! arm; there batches of time, since requests on one engine fare alike.
 
 pub mod unit;
 pub mod plan;

@@ -1,21 +1,21 @@
 //! How many of an arm's failures and missed objectives one client may contribute.
 //!
 //! A client may choose its arm by a user name, and may fail on purpose. While there are several
-//! origins, the failures of one origin count only if other origins confirm them: its failure rate
-//! is at most [`CONFIRMED`] times the rate of all others together, or it has no more failures than
-//! they have plus one. So an arm that fails for every client is found, and an arm that fails for a
-//! single client has one failure. The control is counted in the same way.
+//! origins, the failures of one count only if others confirm them: its failure rate is at most
+//! [`CONFIRMED`] times the rate of all others together, or it has no more failures than they have
+//! plus one. So an arm that fails for every client is found, and an arm that fails for a single
+//! client has one failure.
 //!
-//! Bound: [`ORIGINS_MAX`] origins of each arm; above this, a new origin replaces the one with the
-//! fewest requests, whose requests then count among the others.
+//! Bound: [`ORIGINS_MAX`]; above this, a new origin replaces the one with the fewest requests,
+//! whose requests then count among the others.
 
 use super::ledger::{Ending, Observation};
 use crate::origin::Origin;
 
-/// Origins that are counted separately in an arm.
+/// Origins of an arm that are counted separately.
 const ORIGINS_MAX: usize = 32;
-/// How many times the failure rate of the other origins one origin may have while its failures
-/// still count.
+/// How many times the failure rate of the other origins an origin may have while its failures
+/// count.
 const CONFIRMED: f64 = 4.0;
 
 /// Ended requests, and the bad ones among them.
@@ -72,7 +72,7 @@ impl OriginShares {
     }
 }
 
-/// The origins of one arm's requests. Not saved, because each process hashes origins with a new
+/// The origins of one arm's requests; not saved, because each process hashes origins with a new
 /// key.
 #[derive(Debug, Default)]
 pub(super) struct ArmOrigins {
@@ -81,8 +81,8 @@ pub(super) struct ArmOrigins {
 }
 
 impl ArmOrigins {
-    /// Counts a finished request of one of `arms`. If there are several origins, blames a failure
-    /// or miss on the arm only if other origins confirm it.
+    /// Counts a finished request of one of `arms`, and blames a failure or miss on the arm only if
+    /// other origins, if any, confirm it.
     pub(super) fn blame(arms: &mut [Self], arm: usize, observation: &mut Observation) {
         let says_nothing = observation.ending == Ending::Other && !observation.fell_back;
         if !observation.blamed || says_nothing {

@@ -1,8 +1,8 @@
 //! A configured experiment, in the form that assignment reads.
 //!
 //! Built from a valid configuration, so nothing fails here. Names of pools and backends are
-//! resolved to positions in the configuration. The *identity* of a plan says whether measurements
-//! under an earlier configuration belong to the same experiment.
+//! positions in the configuration. The *identity* of a plan says whether measurements under an
+//! earlier configuration belong to the same experiment.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,18 +26,17 @@ pub struct ExperimentPlan {
     pub header: Box<str>,
     /// Finds the arm of a unit.
     pub hash: UnitHash,
-    /// When the ramp begins; `None`: when the experiment was first started.
+    /// When the ramp begins; `None`: at the first start.
     pub begins: Option<Timestamp>,
     /// Whether it runs without being started by hand.
     pub running: bool,
-    /// Changes with everything that decides which unit is in which arm, and how the arms serve.
+    /// Changes with everything that decides the arm of a unit, and how the arms serve.
     pub identity: u64,
     /// How the experiment is judged.
     pub rules: Rules,
-    /// The classes of the configuration, and last of requests that are in none.
+    /// The classes of the configuration, and last of requests in none.
     pub classes: Vec<String>,
-    /// Whether the same pools and backends serve all arms, so that requests of all arms wait for
-    /// the same room.
+    /// Whether the same pools and backends serve all arms.
     pub shares_pools: bool,
     models: ModelScope,
     /// Whether requests for undeclared models take part.
@@ -74,7 +73,7 @@ pub struct ArmPlan {
     pub shadow: Option<Shadow>,
     /// Draws below this, and not below the bound of the arm before, belong to this arm.
     until: f64,
-    /// The model name to send upstream instead of the client's, and the declared model.
+    /// The model name to send upstream, and the declared model.
     pub model: Option<(Arc<str>, ModelId)>,
     /// Position of the pool that serves the arm.
     pub pool: Option<usize>,
@@ -143,8 +142,7 @@ impl ExperimentPlan {
         self.ramp.iter().take_while(|step| step.after <= since).last().map_or(0.0, |step| step.share)
     }
 
-    /// The position of a place in the layer within the experiment's part of the layer, in `[0, 1)`;
-    /// `None` outside.
+    /// The position of a place in the layer within the experiment's part, in `[0, 1)`.
     pub fn position(&self, place: f64) -> Option<f64> {
         let Traffic { from, to } = self.traffic;
         (from <= place && place < to).then(|| (place - from) / (to - from))

@@ -1,12 +1,11 @@
 //! Quality next to speed: how answers end, without keeping their text, and how users rate them.
 //!
 //! An answer that ends at the token limit is cut off; an answer that is marked as a refusal did not
-//! help. Users rate answers as good or bad through the admin API, by request id: the latest
-//! [`RATEABLE`] answers of an experiment can be rated. A second rating of an answer replaces the
-//! first. The length of answers is one of the quantities (tokens out).
+//! help. Users rate answers as good or bad through the admin API, by request id; a second rating
+//! replaces the first.
 //!
-//! Bounds: 50 bytes for each answer that can be rated, 3.3 MB for each experiment. After a restart
-//! of the gateway, earlier answers can no longer be rated.
+//! Bounds: the latest [`RATEABLE`] answers of an experiment can be rated, 50 bytes each, and none
+//! from before a restart of the gateway.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,15 +21,12 @@ pub const RATEABLE: usize = 65_536;
 /// How the answers of one arm ended and were rated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Quality {
-    /// Answers that say how they ended.
     pub(super) answers: Counts,
     /// Answers that were cut off at their token limit.
     pub(super) truncated: Counts,
     /// Answers that are marked as refusals.
     pub(super) refused: Counts,
-    /// Answers that were rated.
     pub(super) rated: Counts,
-    /// Answers that were rated as bad.
     pub(super) bad: Counts,
     /// Answers by how they ended, in the order of [`FinishReason::ALL`].
     finish: [f64; FinishReason::ALL.len()],
@@ -68,7 +64,6 @@ impl Quality {
     }
 }
 
-/// An answer that can be rated.
 #[derive(Clone, Copy, Debug)]
 struct Rateable {
     /// The number of the answer; wraps around.
@@ -82,8 +77,7 @@ struct Rateable {
 #[derive(Debug, Default)]
 pub(super) struct AnswerIds {
     answers: HashMap<u64, Rateable>,
-    /// The latest answers, oldest first, with their numbers. An id that was used again is in it
-    /// more than once.
+    /// Oldest first, with their numbers. An id that was used again occurs more than once.
     order: VecDeque<(u64, u32)>,
     next: u32,
 }
@@ -105,8 +99,7 @@ impl AnswerIds {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Rates an answer. Returns the arm, the group and the rating before; `None`: the answer is not
-    /// known.
+    /// Rates an answer. Returns the arm, the group and the rating before; `None`: unknown.
     pub(super) fn rate(&mut self, request_id: &str, good: bool) -> Option<(usize, usize, Option<bool>)> {
         let answer = self.answers.get_mut(&XxHash3_64::oneshot(request_id.as_bytes()))?;
         Some((answer.arm.into(), answer.group.into(), answer.rating.replace(good)))

@@ -1,8 +1,8 @@
 //! An experiment as the admin API shows it: plain numbers and texts, which the command line reads
 //! back.
 //!
-//! Latencies are in seconds, tokens in thousands; changes and shares are fractions. A value that is
-//! not known, or not bounded, is absent.
+//! Latencies are in seconds, tokens in thousands; changes and shares are fractions. Unknown and
+//! unbounded values are absent.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub struct Range {
 pub struct ExperimentReport {
     /// The name.
     pub name: String,
-    /// `running`, `stopped`, `promoted`, or [`NOT_ACTIVE`]: then there is only a name and a reason.
+    /// `running`, `stopped`, `promoted`, or [`NOT_ACTIVE`], which has only a name and a reason.
     pub phase: String,
     /// The arm that was promoted.
     pub promoted: Option<String>,
@@ -86,7 +86,7 @@ pub struct ArmReport {
     pub failed: u64,
     /// Requests that missed an objective, and requests that had one.
     pub missed: (u64, u64),
-    /// Requests that were served without the arm, because it could not serve them.
+    /// Requests served without the arm, because it could not serve them.
     pub fell_back: u64,
     /// Completed requests by class, without classes that have none.
     #[serde(default)]
@@ -112,7 +112,7 @@ pub struct QualityReport {
 /// The copies of a shadow arm.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CopiesReport {
-    /// Share of the requests that take part that the arm gets copies of.
+    /// Of the requests that take part, the share that is copied to the arm.
     pub share: f64,
     /// In flight now.
     pub in_flight: u32,
@@ -155,10 +155,9 @@ pub struct ComparisonReport {
     /// Answers that were cut off at their token limit, refusals, and bad ratings among all ratings.
     #[serde(default)]
     pub quality: Vec<RateReport>,
-    /// The arm's share of the requests of both arms; absent unless it certainly differs from the
-    /// configured share.
+    /// The arm's share of the requests of both arms, if certainly not the configured one.
     pub mismatch: Option<Range>,
-    /// Why an arm with another model is as slow as it is: known causes for adapters.
+    /// Why an arm with another model is slow: known causes for adapters.
     #[serde(default)]
     pub diagnosis: Vec<Diagnosis>,
 }

@@ -1,8 +1,8 @@
 //! Copies of requests for shadow arms: how many may run at once, and how they ended.
 //!
 //! The budget of an arm is [`Shadow`]: copies in flight, and copies per second, evenly spaced. A
-//! copy above the budget is counted and not sent. The counts start from zero with the gateway, like
-//! counters on a metrics page; the measurements of copies are in the arm's ledger.
+//! copy above the budget is counted and not sent. The counts start from zero with the gateway; the
+//! measurements of copies are in the arm's ledger.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -24,12 +24,12 @@ pub enum CopyOutcome {
     Failed,
     /// The engine refused the copy, or it could not be prepared.
     Refused,
-    /// No backend had room next to the requests, so the copy was not sent.
+    /// Not sent: no backend had room next to the requests.
     NoRoom,
-    /// The copy was ended early: a request needed the room, the gateway or the engine stopped, or
-    /// the original was not served.
+    /// Ended early: a request needed the room, the gateway or the engine stopped, or the original
+    /// was not served.
     Cut,
-    /// The budget of the arm was used up, so the copy was not sent.
+    /// Not sent: the budget of the arm was used up.
     OverBudget,
 }
 
@@ -54,7 +54,6 @@ impl CopyOutcome {
 #[derive(Debug, Default)]
 pub(super) struct ArmCopies {
     in_flight: AtomicU32,
-    /// When the next copy may be sent.
     due: Mutex<Option<Instant>>,
     /// Ended copies by outcome, in the order of [`CopyOutcome::ALL`].
     ended: [AtomicU64; CopyOutcome::ALL.len()],
@@ -73,7 +72,7 @@ impl ArmCopies {
             return false;
         }
         *due = Some(now + Duration::from_secs_f64(1.0 / budget.per_second));
-        // The lock is held: no other copy begins between the check and this.
+        // Under the lock, no other copy begins in between.
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         true
     }

@@ -1,7 +1,7 @@
 //! The phase and the measurements of an experiment: kept across reloads while the identity is the
 //! same.
 //!
-//! Whether and where a request takes part is read without a lock. Finished requests are added under
+//! Whether and where a request takes part is read without a lock; finished requests are added under
 //! one, about a microsecond each. A guardrail is checked after every request that failed or missed
 //! an objective; everything else once a second, by [`ExperimentState::review`].
 //!
@@ -22,7 +22,7 @@ use super::quality::AnswerIds;
 use super::shadow::ArmCopies;
 use super::verdict::{self, Comparison, Conclusion};
 
-/// The most [`Moment`]s that are kept; above this, every second one is dropped.
+/// The most kept [`Moment`]s; above this, every second one is dropped.
 pub const HISTORY: usize = 256;
 
 /// The phase of an experiment.
@@ -68,7 +68,7 @@ pub struct Moment {
     /// When, milliseconds since 1970.
     pub at: i64,
     /// For each arm except the control, and each judged quantity: the change with lower and upper
-    /// bound; absent where it is not bounded.
+    /// bound, if bounded.
     pub changes: Vec<[Option<[f64; 3]>; Quantity::JUDGED.len()]>,
 }
 
@@ -109,10 +109,9 @@ pub struct ExperimentState {
     /// Share of the units that take part, as bits of a float.
     exposure: AtomicU64,
     copies: Vec<Arc<ArmCopies>>,
-    /// Answers that users can rate.
     recent: Mutex<AnswerIds>,
     progress: Mutex<Progress>,
-    /// The origins of the requests of each arm; locked after `progress`.
+    /// The origins of each arm's requests; locked after `progress`.
     origins: Mutex<Vec<ArmOrigins>>,
 }
 
@@ -161,9 +160,8 @@ impl ExperimentState {
         self.phase.store(number, Ordering::Release);
     }
 
-    /// Sets the phase that an operator orders, for requests from now on. Starting again also starts
-    /// arms that were stopped. All measurements then start from zero, because the old ones would
-    /// break the guardrail again.
+    /// Sets the phase that an operator orders. Starting again also starts arms that were stopped,
+    /// and all measurements from zero, because the old ones would break the guardrail again.
     pub fn order(&self, phase: Phase) {
         let mut progress = self.progress.lock();
         progress.why = None;
@@ -188,8 +186,7 @@ impl ExperimentState {
     }
 
     /// Whether requests must be served without the experiment, because `arm`, or any arm that they
-    /// could be in, waits for a model. All arms wait together, because arms that are compared must
-    /// have requests of the same time.
+    /// could be in, waits for a model: compared arms must have requests of the same time.
     pub(super) fn holds(&self, plan: &ExperimentPlan, promoted: Option<usize>) -> bool {
         let waiting = self.waiting.load(Ordering::Acquire) & !self.stopped.load(Ordering::Acquire);
         waiting != 0
@@ -199,16 +196,15 @@ impl ExperimentState {
             }
     }
 
-    /// Makes every arm with another model wait until [`ExperimentState::note_served`] reports that
-    /// the model is served.
+    /// Makes every arm with another model wait for [`ExperimentState::note_served`].
     pub(super) fn wait_for_models(&self, plan: &ExperimentPlan) {
         let own = plan.arms.iter().enumerate().filter(|(_, arm)| arm.model.is_some());
         self.waiting.fetch_or(own.map(|(arm, _)| 1 << arm).sum(), Ordering::AcqRel);
     }
 
-    /// Notes whether a ready backend of an arm serves the arm's model; `None`: none of its backends
-    /// is ready. An arm that was served before then does not wait, because the engine has failed
-    /// and a guardrail decides. Returns whether a wait has started or ended.
+    /// Notes whether a ready backend of an arm serves the arm's model; `None`: none is ready. An
+    /// arm that was served before then does not wait, because the engine has failed and a guardrail
+    /// decides. Returns whether a wait has started or ended.
     pub fn note_served(&self, arm: usize, served: Option<bool>) -> bool {
         let bit = 1 << arm;
         let before = match served {
@@ -273,8 +269,7 @@ impl ExperimentState {
         self.recent.lock().note(request_id, arm, group);
     }
 
-    /// Adds a user's rating of an answer. Returns the arm; `None`: no answer with that request id
-    /// is known.
+    /// Adds a user's rating of an answer. Returns the arm; `None`: unknown.
     pub(super) fn rate(&self, request_id: &str, good: bool) -> Option<usize> {
         let (arm, group, before) = self.recent.lock().rate(request_id, good)?;
         self.progress.lock().arms.get_mut(arm)?.quality.rate(group, good, before);
@@ -309,8 +304,7 @@ impl ExperimentState {
         }
     }
 
-    /// Reviews the measurements: records conclusions and confidence sequences, and promotes an arm
-    /// if that is configured.
+    /// Records conclusions and confidence sequences, and promotes an arm if that is configured.
     pub fn review(&self, plan: &ExperimentPlan, now: Timestamp) -> Vec<Comparison> {
         let mut progress = self.progress.lock();
         let comparisons = verdict::compare(plan, progress.measured());
@@ -329,8 +323,8 @@ impl ExperimentState {
             tracing::info!("experiment {}: {sentence}", plan.name);
             progress.decisions[arm] =
                 Some(Decision { conclusion, sentence: sentence.clone(), at: now.as_millisecond(), requests });
-            // Shadow arms are not promoted: copies run only while there is free room, so an
-            // operator decides whether they prove enough. Nor is a faster arm with worse answers.
+            // Copies run only while there is free room, so an operator decides whether they prove
+            // enough. A faster arm with worse answers is not promoted either.
             let worse_answers = comparison.quality.iter().any(|(_, worse)| *worse);
             let may_promote = plan.rules.promote && plan.arms[arm].shadow.is_none() && !worse_answers;
             if conclusion == Conclusion::Better && may_promote && progress.stops[arm].is_none() {
@@ -357,7 +351,7 @@ impl Progress {
         Measured { arms: &self.arms, controls: &self.controls }
     }
 
-    /// Adds a [`Moment`], unless the last one is too recent for the spacing of the history.
+    /// Adds a [`Moment`], unless the last one is too recent.
     fn note(&mut self, moment: Moment) {
         let span = |history: &[Moment]| Some(history.last()?.at - history.first()?.at);
         let near = span(&self.history).unwrap_or_default() * 2 / HISTORY as i64;

@@ -1,6 +1,5 @@
-//! Assignment by itself.
-//!
-//! Shares are hit, a ramp moves no unit, gateways agree, and other requests stay out.
+//! Assignment by itself: shares are hit, a ramp moves no unit, gateways agree, and other requests
+//! stay out.
 
 use jiff::Timestamp;
 
@@ -79,7 +78,7 @@ fn five_million_units_hit_the_weights_and_two_gateways_agree_on_every_one() {
 
 #[test]
 fn the_arms_of_units_are_the_same_in_every_version() {
-    // Written down once: a change would reassign the users of every running experiment.
+    // A change would reassign the users of every running experiment.
     let set = set(&experiment("x", ""));
     let arms: Vec<usize> = (0..16).map(|user| arm_of(&set, user).unwrap().1).collect();
     assert_eq!(arms, [1, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0]);
@@ -240,7 +239,6 @@ fn an_arm_that_misses_more_than_its_guardrail_allows_is_stopped_and_a_guardrail_
     }
 }
 
-/// An arm fails `failing` of 200 requests, and the control none.
 fn fail(x: &Experiment, arm: usize, failing: usize) {
     for number in 0..200 {
         for (arm, failed) in [(0, false), (arm, number < failing)] {
@@ -307,8 +305,8 @@ fn an_arm_whose_requests_take_longer_is_not_said_to_have_too_few() {
     assert!(mix(true).is_some());
 }
 
-/// An experiment in which both arms had 4,000 answers, 20 % faster in the second. `answer` returns
-/// each answer, and whether it was rated as bad, by arm and number.
+/// Both arms had 4,000 answers, 20 % faster in the second. `answer` returns each answer, and
+/// whether it was rated as bad, by arm and number.
 fn with_answers(keys: &str, answer: impl Fn(usize, usize) -> (Answer, bool)) -> Experiment {
     let experiments = Experiments::default();
     experiments.configure(&config(&experiment("x", keys)));

@@ -7,11 +7,6 @@
 //! - The *place* in the layer, in `[0, 1)`: the experiment owns a part of the layer, and units
 //!   below the current share of the ramp in that part take part. A ramp only raises the share, so
 //!   units only join.
-//! - The *draw*, salted, in `[0, 1)`: each arm owns a fixed range as wide as the arm's weight. The
-//!   ramp does not move the ranges, so a unit keeps the arm in which it joined.
-//!
-//! Both are XXH3 with different seeds, stable across versions and machines. It is not
-//! cryptographic: a client that chooses a user name can choose an arm.
 
 use twox_hash::XxHash3_64;
 

@@ -14,9 +14,9 @@
 //!
 //! A guardrail stops an arm when harm is certain, and has a separate 1 - confidence: most of it for
 //! a surge of failures, the rest for any more failures and for missed objectives. A stop is no
-//! verdict: it sends the requests of the arm back. Quality (answers cut off, refused or rated as
-//! bad) is no part of the verdict, but an arm with certainly worse answers is not promoted. A wrong
-//! mix ([`MISMATCH`]) means that no measurement can be trusted.
+//! verdict. Quality (answers cut off, refused or rated as bad) is no part of the verdict, but an
+//! arm with certainly worse answers is not promoted. A wrong mix ([`MISMATCH`]) means that no
+//! measurement can be trusted.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as
 const SURGE_PART: f64 = 0.75;
 /// The guardrail's part for any more failures, and for missed objectives.
 const GUARD_PART: f64 = (1.0 - SURGE_PART) / 2.0;
-/// Confidence that the mix is wrong. High, because every experiment is checked, and a false alarm
+/// Confidence that the mix is wrong: high, because every experiment is checked, and a false alarm
 /// costs trust.
 const MISMATCH: f64 = 0.999;
 /// The names of the rates in [`Comparison::quality`].
@@ -79,7 +79,7 @@ pub struct Finding {
     pub quantity: Quantity,
     /// The arm over the control, minus 1.
     pub ratio: Ratio,
-    /// The conclusion about the quantity; `None` if it is only shown.
+    /// The conclusion, unless the quantity is only shown.
     pub conclusion: Option<Conclusion>,
     /// Values so far, in the arm that has fewer.
     pub used: u64,
@@ -96,13 +96,12 @@ pub struct Comparison {
     pub conclusion: Conclusion,
     /// Every quantity, in the order of [`Quantity::ALL`].
     pub findings: Vec<Finding>,
-    /// Failures, and whether there are certainly more than in the control.
+    /// Failures, and whether they are certainly more than the control's.
     pub failures: (Rates, bool),
-    /// Missed objectives, and whether there are certainly more than in the control.
+    /// Missed objectives, and whether they are certainly more than the control's.
     pub misses: (Rates, bool),
-    /// Answers that were cut off, refused and rated as bad ([`QUALITY`]), each with whether there
-    /// are certainly more than in the control. Each is certain by itself with [`Pair::confidence`];
-    /// none is part of the conclusion.
+    /// The rates of [`QUALITY`], each with whether it is certainly higher than the control's, by
+    /// itself, with [`Pair::confidence`].
     pub quality: [(Rates, bool); 3],
     /// The arm's share of the requests of both arms, if it is not as configured.
     pub mismatch: Option<Estimate>,
@@ -144,12 +143,12 @@ fn of_arm(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Comparis
     }
 }
 
-/// The configured share of an arm in the units of the arm and the control.
+/// An arm's configured share in the units of the arm and the control.
 fn share(plan: &ExperimentPlan, arm: usize) -> f64 {
     plan.arms[arm].share / (plan.arms[0].share + plan.arms[arm].share)
 }
 
-/// The comparison of an arm that may be wrong with this part of 1 - confidence.
+/// A comparison that may be wrong with this part of 1 - confidence.
 fn pair<'a>(plan: &ExperimentPlan, measured: Measured<'a>, arm: usize, part: f64) -> Pair<'a> {
     let confidence = 1.0 - part * (1.0 - each_of(plan.arms.len() - 1, plan.rules.confidence));
     let clustered = plan.sticky != Sticky::Request;

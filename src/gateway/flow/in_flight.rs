@@ -1,7 +1,7 @@
 //! One request of a key in flight: the charges to the key's limits, and their settlement when the
 //! request ends.
 //!
-//! - Requests, sequences and tokens at once count from admission until the engine has ended the
+//! - Requests, sequences and tokens in flight count from admission until the engine has ended the
 //!   request ([`InFlight::release`]).
 //! - Tokens per minute and per day are charged when the request is admitted, by the estimate
 //!   (`key_rate.rs` defines the expected output).
@@ -73,7 +73,7 @@ impl UsedTokens {
 pub struct InFlight {
     limits: KeyLimits,
     counters: Arc<KeyCounters>,
-    /// Whether the request counts against the limits on requests, sequences and tokens at once.
+    /// Whether the request counts against the limits on requests, sequences and tokens in flight.
     counted: bool,
     sequences: u64,
     tokens: u64,
@@ -203,8 +203,8 @@ impl InFlight {
         self.charge.step = ahead;
     }
 
-    /// Ends the count against the limits on requests, sequences and tokens at once: the engine has
-    /// ended the request. Idempotent.
+    /// Ends the count against the limits on requests, sequences and tokens in flight: the engine
+    /// has ended the request. Idempotent.
     pub fn release(&mut self) {
         if std::mem::replace(&mut self.counted, false) {
             self.counters.sequences.fetch_sub(self.sequences, Ordering::AcqRel);

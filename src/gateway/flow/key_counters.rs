@@ -1,4 +1,4 @@
-//! The usage of one API key: requests, sequences and tokens at once, and tokens over time.
+//! The usage of one API key: requests, sequences and tokens in flight, and tokens over time.
 //!
 //! All configurations that have a key share the counters, so a reload neither resets nor releases
 //! anything. Bounds: one set of counters per key, with the memory that `key_rate.rs` states.

@@ -30,7 +30,7 @@ pub(super) struct KnownEngine {
     routes: KnownRoutes,
     /// The listed names with their roots: the folder or name that each was loaded from. Sorted.
     roots: Arc<[(ModelKey, ModelKey)]>,
-    /// The latest refusals that were news.
+    /// The latest refusals that corrected the facts.
     refusals: SmallVec<[(Lack, Instant); 2]>,
 }
 
@@ -87,7 +87,7 @@ impl KnownEngine {
         self.facts.routes = self.routes.set();
     }
 
-    /// The engine refused a request at `now`. Returns whether that is news.
+    /// The engine refused a request at `now`. Returns whether that corrects the facts.
     pub(super) fn refused(&mut self, lack: Lack, now: Instant) -> bool {
         let is_news = self.facts.correct(lack);
         if let Lack::Route(route) = lack {

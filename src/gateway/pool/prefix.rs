@@ -202,7 +202,7 @@ impl CachedBytes {
         expected_tokens(&request.prefix, self.on(candidate.id), request.need.prompt_tokens, candidate.trust)
     }
 
-    /// The engines that have more than every engine has.
+    /// The engines that have more of the prompt than `everywhere`, the part that all engines have.
     pub(super) fn owners(&self) -> impl Iterator<Item = BackendId> + '_ {
         self.of.iter().filter(|(_, bytes)| *bytes > self.everywhere).map(|(id, _)| *id)
     }

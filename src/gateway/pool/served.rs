@@ -110,7 +110,7 @@ impl Served {
         }
     }
 
-    /// The engine has denied the name. Returns whether that is news.
+    /// The engine has denied the name. Returns whether that corrects the facts.
     fn deny(&mut self, key: ModelKey) -> bool {
         if !self.has(key) {
             return false;
@@ -175,7 +175,7 @@ impl Facts {
             && asks.longer_than.is_none_or(|limit| self.length() > limit && self.length() >= asks.prompt_tokens)
     }
 
-    /// Notes a refusal of the engine. Returns whether that is news.
+    /// Notes a refusal of the engine. Returns whether it corrects the facts.
     pub(super) fn correct(&mut self, lack: Lack) -> bool {
         match lack {
             Lack::Model(key) => self.served.deny(key),

@@ -1,8 +1,8 @@
 //! Ends or keeps a connection after a request, and finds the address at the other end.
 //!
 //! A refused client may still be sending its body. Closing the socket, or resetting the HTTP/2
-//! stream, would make the client lose the response. So the rest of the body is read and dropped
-//! first, for at most [`LINGER`].
+//! stream, would make it lose the response. So the rest of the body is read and dropped first, for
+//! at most [`LINGER`].
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -36,7 +36,6 @@ impl Next {
 /// connection.
 pub(super) async fn end(session: &mut ServerSession, linger: Duration) {
     if ClientHandle::of(session).is_none() {
-        // An HTTP/2 stream ends with the session.
         http2::linger(session, linger).await;
         return;
     }

@@ -2,12 +2,12 @@
 //!
 //! Order of checks, cheapest first: framing and host (400, 501; see `head.rs`), size of the headers
 //! (431), route (404, 405), key (401), coding (415) and declared size of the body (413), the body
-//! (413, 408, 400). If a request is refused before the body is read, the connection is closed after
-//! the client had time to read the response. A request whose body is still arriving when the
-//! gateway stops is refused at once (503), since it would be refused when complete.
+//! (413, 408, 400). A refusal before the body is read closes the connection, after the client had
+//! time to read the response. A request whose body is still arriving when the gateway stops is
+//! refused at once (503).
 //!
-//! Only the routes of the API reach an engine. An engine's control routes (sleep, LoRA loading,
-//! profiling, metrics) cannot be reached from the client port.
+//! Only the routes of the API reach an engine, not control routes (sleep, LoRA loading, profiling,
+//! metrics).
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
@@ -48,7 +48,7 @@ use sluice_config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::route::canonical;
 use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
 
-/// The request path between sockets. Not generic, so that it is compiled once, with this crate.
+/// The request path between sockets, compiled once, with this crate.
 pub type ProxyFlow = Flow<UpstreamConnector, Arc<Telemetry>>;
 
 /// The client side of the gateway.
@@ -59,14 +59,12 @@ pub struct Gateway {
     pub(super) clients: Arc<ClientLimits>,
     origins: Arc<EngineOrigins>,
     seed: u64,
-    /// Number of requests so far. With the seed, it gives request ids.
+    /// Number of requests so far, part of generated request ids.
     served: AtomicU64,
 }
 
-/// A request whose head was checked and whose body was read.
 struct AcceptedRequest {
     route: Route,
-    /// `None` if no key is required.
     key: Option<ApiKey>,
     body: Bytes,
     /// The configuration in force when the body was complete.
@@ -94,7 +92,6 @@ impl Gateway {
         Self { flow, local, clients, origins: Arc::default(), seed, served: AtomicU64::new(0) }
     }
 
-    /// The client of a request, as trusted proxies name it.
     fn client(&self, session: &ServerSession, table: &RoutingTable) -> Option<IpAddr> {
         let (headers, from) = (&session.req_header().headers, peer(session)?);
         Some(trust::client(headers, from, &table.config.server, &self.clients.proxies))
@@ -180,7 +177,6 @@ impl Gateway {
         }
     }
 
-    /// The effect of the policy on cross-origin requests for this request.
     fn origin(&self, table: &RoutingTable, headers: &HeaderMap) -> CrossOrigin {
         match &table.config.server.cors {
             Some(policy) => CrossOrigin::of(policy, headers),
@@ -217,8 +213,8 @@ impl Gateway {
         }
     }
 
-    /// Sends a response of the gateway itself. A body of the request is not read; then the
-    /// connection ends.
+    /// Sends a response of the gateway itself. If the request's body is not read, the connection
+    /// ends.
     async fn send_local(
         &self,
         session: &mut ServerSession,
@@ -242,13 +238,11 @@ impl Gateway {
         self.flow.routing_table().timeouts().send
     }
 
-    /// The end of a connection after a response to a request whose body was not read.
     fn after_refusal(&self) -> Next {
         // A shutdown does not wait for clients that keep sending.
         Next::Close { linger: if self.flow.is_closing() { LINGER_CLOSING } else { LINGER } }
     }
 
-    /// Checks the head of a request and reads the body.
     async fn accept(
         &self,
         session: &mut ServerSession,
@@ -277,8 +271,7 @@ impl Gateway {
         let read = tokio::select! {
             biased;
             read = body::read(session, limit, min_rate, self.clients.body(owner.clone())) => read,
-            // The request would be refused anyway when complete, and a client that never completes
-            // it would delay the shutdown.
+            // A client that never completes the request would delay the shutdown.
             _ = stop.wait_for(|stopping| *stopping) => Err(BodyError::Stopping),
         };
         match read {
@@ -301,8 +294,8 @@ impl Gateway {
         }
     }
 
-    /// Checks the key again, and takes the configuration in force. Called when the body is
-    /// complete, because receiving it may take long.
+    /// Checks the key again, with the configuration in force when the body is complete: receiving
+    /// it may take long.
     fn recheck(
         &self,
         session: &ServerSession,
@@ -431,8 +424,7 @@ fn request_origin(client: Option<IpAddr>, key: Option<&ApiKey>) -> Origin {
     }
 }
 
-/// Takes the headers out of a session. pingora reads only the request line from now on, which
-/// stays.
+/// Takes the headers out of a session. From now on, pingora reads only the request line.
 fn take_headers(session: &mut ServerSession) -> HeaderMap {
     let version = session.req_header().version;
     let Ok(mut bare) = RequestHeader::build(Method::POST, b"/", Some(0)) else {
@@ -458,21 +450,19 @@ impl HttpServerApp for Gateway {
     }
 }
 
-/// Refuses a request early; no pool is known yet.
 fn shed(reason: ShedReason) -> Rejected {
     Rejected::Refused(Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() })
 }
 
-/// Whether a request may use its connection, that is, whether there are not too many. Streams of
-/// HTTP/2 were counted before.
+/// Whether the connection has a place for a request. Streams of HTTP/2 were counted before.
 fn has_place(session: &ServerSession, client: Option<IpAddr>) -> bool {
     let Some(socket) = ClientHandle::of(session) else { return true };
     let connection = socket.state.connection();
     connection.begin(client.unwrap_or(connection.address()))
 }
 
-/// Whether the client waits for `100 Continue`. `Some(false)`: for something else. `None` with
-/// HTTP/1.0 (RFC 9110, 10.1.1).
+/// Whether the client waits for `100 Continue`; `Some(false)`: for something else; `None`: HTTP/1.0
+/// (RFC 9110, 10.1.1).
 fn expectation(session: &ServerSession) -> Option<bool> {
     let request = session.req_header();
     let expected = request.headers.get(EXPECT).filter(|_| request.version > Version::HTTP_10)?;

@@ -1,9 +1,8 @@
 //! Reads a request body, within bounds on size and time, and on the memory of all bodies together.
 //!
 //! A body whose declared size is over the limit, or over the memory that is free now, is refused
-//! before a byte is read. A body without a declared size is refused when it exceeds either. Memory
-//! is allocated as bytes arrive, not for the declared size. A body must arrive at a minimum rate,
-//! which is checked in each period ([`MinRate`]).
+//! before a byte is read; one without a declared size, when it exceeds either. Memory is allocated
+//! as bytes arrive. A body must arrive at a minimum rate, checked in each period ([`MinRate`]).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -22,22 +21,21 @@ use super::clients::CountedBytes;
 /// counted.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
-/// Average size, in bytes, from which pieces are kept as they are: the overhead of their
-/// allocations is not counted.
+/// Average size, in bytes, from which pieces are kept: the overhead of their allocations is not
+/// counted.
 const PIECE_MIN: usize = 4 << 10;
-/// Number of pieces that may be smaller. The first one is, because it was read together with the
-/// head.
+/// Number of pieces that may be smaller. The first one is: it came with the head.
 const SMALL_PIECES: usize = 8;
 
-/// Bytes of a body after which the task yields, if the client sends faster than the body is read.
+/// Bytes after which the task yields, if the client sends faster than the body is read.
 const YIELD_AFTER: usize = 512 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyError {
     TooLarge,
     TooSlow,
-    /// The bodies of all requests together would exceed `max_body_memory`, or this body gave way to
-    /// the body of another client.
+    /// All bodies together would exceed `max_body_memory`, or this body gave way to another
+    /// client's.
     NoMemory,
     Malformed,
     Stopping,
@@ -72,12 +70,10 @@ struct Reading<'a> {
     /// End of the current period, until which `wanted` bytes in all must have arrived.
     deadline: Instant,
     wanted: usize,
-    /// Number of received bytes at which the task yields.
     yield_at: usize,
 }
 
 impl Reading<'_> {
-    /// The next piece; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
         // Polled only when there is nothing to read, so that a piece that has arrived costs
         // nothing.
@@ -103,8 +99,8 @@ impl Reading<'_> {
         if !counted {
             return Err(BodyError::NoMemory);
         }
-        // Bytes that arrive early do not extend the time. Otherwise a client could send most of a
-        // body fast and then pause.
+        // Bytes that arrive early do not extend the time: a client could send most of a body fast
+        // and then pause.
         if self.received >= self.wanted {
             self.deadline = Instant::now() + self.min_rate.period;
             self.wanted = self.received + self.min_rate.bytes;
@@ -163,8 +159,8 @@ pub(super) async fn read(
     Ok(reading.counted.keep_buffer(body.buffer))
 }
 
-/// Reads and drops the rest of a body, at most `most` bytes. Returns early if the client ends or
-/// resets the body, or sends nothing for `pause`.
+/// Reads and drops the rest of a body, at most `most` bytes, until the client ends or resets it or
+/// sends nothing for `pause`.
 pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Duration) {
     let (mut received, mut yield_at) = (0, YIELD_AFTER);
     while received < most
@@ -182,10 +178,9 @@ pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Dur
 /// The received part of a body.
 ///
 /// The first half of a long body is kept in pieces, and then moves into a buffer of the declared
-/// size. So each byte is copied once.
+/// size: each byte is copied once.
 #[derive(Default)]
 struct BodyBuffer {
-    /// Expected number of bytes in all.
     expected: usize,
     /// The pieces so far; empty once there is a buffer.
     pieces: Vec<Bytes>,
@@ -194,7 +189,7 @@ struct BodyBuffer {
 }
 
 impl BodyBuffer {
-    /// `spare`: returns a left-over buffer for a body of the given size.
+    /// `spare` returns a left-over buffer for a body of the given size.
     fn append(&mut self, piece: Bytes, spare: impl FnOnce(usize) -> Option<BytesMut>) {
         let received = self.held + self.buffer.len() + piece.len();
         let pieces_max = SMALL_PIECES + received / PIECE_MIN;
@@ -274,7 +269,7 @@ mod tests {
             });
         }
         assert_eq!((asked, body.buffer.capacity()), (vec![400_000], 450_000));
-        // A body that grows beyond the expected size moves to a larger buffer, which is new.
+        // A body that grows beyond the expected size moves to a new buffer.
         body.append(Bytes::from(vec![1; 66_667]), |_| panic!("bytes are there already"));
         assert_eq!(body.buffer.len(), 7 * 66_667);
     }

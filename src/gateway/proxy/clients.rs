@@ -11,10 +11,9 @@
 //! A request with HTTP/2 counts as a connection. Without room, a connection gets 503 to the first
 //! request and is closed; a request with HTTP/2 is refused in a way that is safe to retry.
 //!
-//! Each resource is shared by the rule in `shares`: an owner may have all of it while it is alone,
-//! and a fair share when others want theirs. `server.max_connections_per_address` is a hard bound
-//! on top. Without it, one network may have requests on three quarters of the connections, because
-//! a connection with a request does not give way.
+//! Resources are shared by the rule in `shares`; `server.max_connections_per_address` is a hard
+//! bound on top. Without it, one network may have requests on three quarters of the connections,
+//! because a connection with a request does not give way.
 //!
 //! Bytes of a body count from arrival until they are freed. A declared size reserves nothing, but a
 //! request that declares more than it could get is refused. Not counted: one copy per thread while
@@ -34,9 +33,9 @@ use crate::shares::{Demand, GivesWay, Holding, Owner, Shares, network};
 use crate::telemetry::ClientView;
 use sluice_config::Server;
 
-/// Connections over the limit that may wait for a 503 at the same time.
+/// Connections over the limit that may wait for a 503.
 pub(super) const REFUSED_MAX: u64 = 1_024;
-/// TLS handshakes at once. Each takes up to about 40 KB, and an RSA signature of 2,048 bits takes a
+/// TLS handshakes at once. Each takes up to 40 KB, and an RSA signature of 2,048 bits takes a
 /// millisecond of CPU.
 const HANDSHAKES_MAX: u64 = 2_048;
 /// Bodies up to this size, in bytes, may use all of the memory; larger ones all but one of
@@ -44,9 +43,8 @@ const HANDSHAKES_MAX: u64 = 2_048;
 const SMALL_BODY: u64 = 1 << 20;
 /// One part in this many of the body memory is kept free for small bodies and newcomers.
 const BODY_PARTS: u64 = 8;
-/// Bodies that declare at most this size, in bytes, are counted in one sum without owners, while
-/// the sum is within one of [`BRIEF_PARTS`] parts of the memory. Beyond that sum they have owners,
-/// too. Nearly all bodies are this small.
+/// Bodies that declare at most this size, in bytes, as nearly all do, are counted in one sum
+/// without owners, while the sum is within one of [`BRIEF_PARTS`] parts of the memory.
 const BRIEF_BODY: u64 = 64 << 10;
 const BRIEF_PARTS: u64 = 16;
 
@@ -154,7 +152,7 @@ impl ClientLimits {
         }
     }
 
-    /// Counts a connection from `address`. `None`: close it at once.
+    /// Counts a connection from `address`; `None`: close it at once.
     pub(super) fn connected(self: &Arc<Self>, address: IpAddr, server: &Server) -> Option<CountedConnection> {
         let is_proxy = server.is_trusted_proxy(address);
         let owner = if is_proxy { Owner::Proxy(network(address)) } else { Owner::network(address) };
@@ -186,7 +184,7 @@ impl ClientLimits {
     }
 }
 
-/// A counted connection. Dropping it reduces the count.
+/// Counts a connection until it is dropped.
 #[derive(Debug)]
 pub(super) struct CountedConnection {
     limits: Arc<ClientLimits>,
@@ -194,9 +192,9 @@ pub(super) struct CountedConnection {
     owner: Owner,
     /// The client, or a trusted proxy that has named none.
     address: IpAddr,
-    /// Whether the connection is over the limit, so that the first request is refused.
+    /// The first request is refused: the connection is over the limit.
     pub(super) refused: bool,
-    /// Whether the connection has no request and may give way.
+    /// The connection has no request and may give way.
     is_offered: AtomicBool,
 }
 
@@ -210,7 +208,7 @@ impl CountedConnection {
         self.address
     }
 
-    /// Counts the connection for the client that a proxy has named. `None`: close it at once.
+    /// Counts the connection for the client that a proxy has named; `None`: close it at once.
     pub(super) fn named(self, client: IpAddr, server: &Server) -> Option<Self> {
         let limits = Arc::clone(&self.limits);
         drop(self);
@@ -223,8 +221,8 @@ impl CountedConnection {
         poll_fn(|cx| self.place.poll_offered(&self.owner, cx)).await;
     }
 
-    /// Begins a request of `client` on this connection, which does not give way until
-    /// [`Self::gave_way`] is polled again. Returns `false` if too many connections have requests.
+    /// Begins a request of `client`, during which the connection does not give way. Returns `false`
+    /// if too many connections have requests.
     pub(super) fn begin(&self, client: IpAddr) -> bool {
         if self.refused {
             return false;
@@ -241,7 +239,7 @@ impl CountedConnection {
         begun
     }
 
-    /// Counts a request of `client` on a connection that carries several. `None`: there are too
+    /// Counts a request of `client` on a connection that carries several; `None`: there are too
     /// many.
     pub(super) fn request(&self, client: IpAddr) -> Option<Holding> {
         let was_offered = self.is_offered.load(Relaxed);
@@ -259,13 +257,13 @@ impl CountedConnection {
         place
     }
 
-    /// A place for a TLS handshake. `None`: there is none.
+    /// A place for a TLS handshake, if there is one.
     pub(super) fn handshake(&self) -> Option<Holding> {
         self.limits.handshakes.enter(self.owner.clone(), Demand::of(1))
     }
 }
 
-/// The counted bytes of one body. Dropping it reduces the count.
+/// Counts the bytes of one body until it is dropped.
 #[derive(Debug)]
 pub(super) struct CountedBytes {
     limits: Arc<ClientLimits>,
@@ -273,7 +271,6 @@ pub(super) struct CountedBytes {
     place: Option<Holding>,
     bytes: u64,
     is_brief: bool,
-    /// Bytes that are counted without an owner.
     brief: u64,
 }
 
@@ -286,7 +283,7 @@ impl Drop for CountedBytes {
 }
 
 impl CountedBytes {
-    /// Whether a body of this many bytes could be counted now. Does not count them.
+    /// Whether a body of this many bytes could be counted now.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         let limits = &self.limits;
         let is_brief = bytes <= BRIEF_BODY && limits.brief.has_room(bytes, limits.bodies.used());
@@ -300,13 +297,11 @@ impl CountedBytes {
         Demand { spare: brief + max / BODY_PARTS, ..Demand::of(by) }
     }
 
-    /// Counts more bytes of an incomplete body. Returns `false` if there is no room, or if the body
-    /// gave way.
+    /// Counts more bytes of an incomplete body; `false`: there is no room, or the body gave way.
     pub(super) fn grow(&mut self, by: usize) -> bool {
         self.count(by, false)
     }
 
-    /// Counts the last bytes of a body.
     pub(super) fn grow_to_end(&mut self, by: usize) -> bool {
         let is_first = self.place.is_none();
         self.count(by, is_first) && (is_first || self.complete())
@@ -335,8 +330,8 @@ impl CountedBytes {
         grown
     }
 
-    /// Notes that the body is complete and does not give way any more. Returns `false` if it gave
-    /// way, or if its owner has too much already.
+    /// Notes that the body is complete and does not give way any more; `false`: it gave way, or its
+    /// owner has too much already.
     pub(super) fn complete(&self) -> bool {
         self.place.as_ref().is_none_or(Holding::keep)
     }
@@ -350,12 +345,12 @@ impl CountedBytes {
         self.limits.spare.take(size)
     }
 
-    /// Returns the body. It counts until the last slice is dropped.
+    /// Returns the body, which counts until the last slice is dropped.
     pub(super) fn keep(self, body: Bytes) -> Bytes {
         Bytes::from_owner(CountedBody { body, _counted: self })
     }
 
-    /// Like `keep`, for a body in a buffer that is used again afterwards.
+    /// [`keep`](Self::keep) for a body in a buffer that is used again.
     pub(super) fn keep_buffer(self, buffer: BytesMut) -> Bytes {
         Bytes::from_owner(CountedBuffer { buffer, counted: self })
     }

@@ -4,12 +4,10 @@
 //! Browsers send `Origin` with each such request, and a preflight (OPTIONS) before one with a key
 //! or a JSON body. The gateway answers preflights itself, for every path and without a key, which
 //! browsers do not send. The policy is `server.cors`, or else the engines' (`engine_origins.rs`).
-//! It applies to every response, also to refusals, so that a page can read the error, and replaces
-//! the headers of engines about it.
+//! It applies to every response, also to refusals, so that a page can read the error.
 //!
-//! A page of an origin that is not allowed gets a response without the headers, and the browser
-//! does not show it. Responses to requests without `Origin` stay unchanged, except for `Vary` if
-//! the response would depend on it.
+//! Without these headers, the browser does not show a response. Responses to requests without
+//! `Origin` stay unchanged, except for `Vary` if the response would depend on it.
 
 use std::sync::Arc;
 
@@ -30,13 +28,12 @@ const EXPOSED: &str = "x-request-id, retry-after, x-sluice-error, x-sluice-backe
                        server-timing";
 /// Methods that are served on some path.
 const METHODS: &str = "GET, HEAD, POST, DELETE";
-/// How long a browser may use the answer to a preflight, in seconds. A changed policy takes effect
+/// How long a browser may use the answer to a preflight, seconds. A changed policy takes effect
 /// after that.
 const MAX_AGE: &str = "600";
-/// Prefix of all header names about other origins.
 const PREFIX: &str = "access-control-";
 
-/// The decision of the policy about one request.
+/// The policy's decision about one request.
 #[derive(Debug, Default)]
 pub(super) struct CrossOrigin {
     allow: Allow,
@@ -44,7 +41,7 @@ pub(super) struct CrossOrigin {
     varies: bool,
     /// Whether headers of engines stay if nothing is allowed here, because they say the same.
     is_of_engines: bool,
-    /// Whether the response is the answer to a preflight, which has the headers already.
+    /// The response has the headers already: it answers a preflight.
     is_preflight: bool,
 }
 
@@ -53,7 +50,7 @@ enum Allow {
     /// The page may not read the response, or no page asks.
     #[default]
     No,
-    /// The page may read the response. Value of `Access-Control-Allow-Origin`.
+    /// The page may read the response; the value of `Access-Control-Allow-Origin`.
     Yes(HeaderValue),
     /// Decided by the engines' answer about this origin at the time of the response.
     ByEngines(Arc<EngineOrigins>, HeaderValue),
@@ -65,15 +62,13 @@ impl From<Option<HeaderValue>> for Allow {
     }
 }
 
-/// The origin of the page that sent a request with these headers.
 fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut origins = headers.get_all(ORIGIN).iter();
-    // A browser sends one origin. Among several, none is certain.
+    // A browser sends one origin; among several, none is certain.
     origins.next().filter(|_| origins.next().is_none())
 }
 
 impl CrossOrigin {
-    /// The decision of `policy` about a request with these headers.
     pub(super) fn of(policy: &Cors, headers: &HeaderMap) -> Self {
         let origin = origin(headers);
         let (allow, varies) = match policy {
@@ -100,7 +95,6 @@ impl CrossOrigin {
         }
     }
 
-    /// Takes over the engines' answer so far.
     fn settle(&mut self) {
         if let Allow::ByEngines(origins, page) = &self.allow {
             let allow = origins.known(page);
@@ -109,7 +103,7 @@ impl CrossOrigin {
         }
     }
 
-    /// Replaces the headers of a response that are about other origins.
+    /// Replaces the headers about other origins.
     pub(super) fn apply(mut self, headers: &mut HeaderMap) {
         self.settle();
         let is_allowed = matches!(self.allow, Allow::Yes(_));
@@ -126,8 +120,8 @@ impl CrossOrigin {
         }
     }
 
-    /// The headers of the answer to a preflight, besides the headers of every response. `None` if
-    /// the request is no preflight.
+    /// The headers of the answer to a preflight, besides the headers of every response; `None`: no
+    /// preflight.
     pub(super) fn preflight(&mut self, method: &Method, sent: &HeaderMap) -> Option<Result<HeaderMap, Refusal>> {
         let origin = sent.get(ORIGIN).filter(|_| is_preflight(method, sent))?;
         self.settle();
@@ -139,8 +133,7 @@ impl CrossOrigin {
         let mut headers = HeaderMap::with_capacity(6);
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
         headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
-        // A page may send any header: the gateway forwards unknown ones, and "*" would not include
-        // Authorization.
+        // The gateway forwards unknown headers, and "*" would not include Authorization.
         if let Some(wanted) = sent.get(ACCESS_CONTROL_REQUEST_HEADERS) {
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
         }

@@ -2,13 +2,12 @@
 //! vLLM does not decode bodies.
 //!
 //! It reads gzip (also of several members), deflate (in zlib's format, or raw as some clients send
-//! it) and zstd. No client library compresses requests with brotli. Any other coding gets 415 with
+//! it) and zstd; no client library compresses requests with brotli. Any other coding gets 415 with
 //! `Accept-Encoding`, before the body is read.
 //!
 //! Bounds: a decoded body is at most `server.max_body`, and above [`EXPANDS_FREE`] at most
-//! [`EXPANDS_MAX`] times as large as the body that was sent. Together with the compressed body and
-//! the decoder's memory it counts towards `max_body_memory`. The task yields to other requests in
-//! between.
+//! [`EXPANDS_MAX`] times as large as the sent one. Together with the compressed body and the
+//! decoder's memory it counts towards `max_body_memory`.
 
 use std::sync::Arc;
 
@@ -26,13 +25,13 @@ use sluice_core::openai::{Refusal, ShedReason};
 
 /// The factor by which a body may grow, as in Envoy (`max_inflate_ratio`). JSON grows by 3 to 10.
 const EXPANDS_MAX: u64 = 100;
-/// A body may grow to this many bytes by any factor, because repeated text compresses well.
+/// Bytes up to which a body may grow by any factor, because repeated text compresses well.
 const EXPANDS_FREE: u64 = 1 << 20;
 /// The most members of a gzip body, or frames of a zstd body. Each costs time, and may contain
 /// nothing.
 const MEMBERS_MAX: usize = 4_096;
 const STEP: usize = 32 << 10;
-/// Decoded bytes after which the task yields to others.
+/// Decoded bytes after which the task yields.
 const YIELD_AFTER: usize = 512 << 10;
 /// The base-two logarithm of gzip's largest window.
 const GZIP_WINDOW: u8 = 15;
@@ -47,7 +46,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// The coding of a body with these headers; `None`: not encoded.
+    /// The coding of a body; `None`: not encoded.
     pub(super) fn of(headers: &HeaderMap) -> Result<Option<Self>, Refusal> {
         let values = headers.get_all(CONTENT_ENCODING).iter();
         let codings = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
@@ -56,8 +55,7 @@ impl Coding {
             let known =
                 [("gzip", Self::Gzip), ("x-gzip", Self::Gzip), ("deflate", Self::Deflate), ("zstd", Self::Zstd)];
             let known = known.into_iter().find(|(name, _)| coding.eq_ignore_ascii_case(name.as_bytes()));
-            // No client applies two codings, and together they would multiply the growth of a few
-            // bytes.
+            // Two codings together would multiply the growth of a few bytes.
             if found.replace(known.ok_or(Refusal::EncodingNotSupported)?.1).is_some() {
                 return Err(Refusal::EncodingNotSupported);
             }
@@ -73,7 +71,7 @@ impl Coding {
         }
     }
 
-    /// Bytes of memory that the decoder takes, for bodies of up to `limit` bytes.
+    /// Bytes that the decoder takes, for bodies of up to `limit` bytes.
     fn memory(self, limit: u64) -> usize {
         match self {
             Self::Gzip | Self::Deflate => 1 << (GZIP_WINDOW + 1),
@@ -102,12 +100,10 @@ enum Decoder {
 struct Progress {
     taken: usize,
     made: usize,
-    /// The member or frame has ended.
     ended: bool,
 }
 
 impl Decoder {
-    /// A decoder for a body that begins with `body`.
     fn new(coding: Coding, body: &[u8]) -> std::io::Result<Self> {
         Ok(match coding {
             Coding::Gzip => Self::Inflate(Decompress::new_gzip(GZIP_WINDOW)),
@@ -144,7 +140,7 @@ impl Decoder {
     }
 }
 
-/// Decodes a whole body. `limit`: the largest size that it may have afterwards, in bytes.
+/// Decodes a whole body to at most `limit` bytes.
 pub(super) async fn decode(
     coding: Coding,
     body: Bytes,

@@ -1,11 +1,11 @@
 //! The client, as the request path sees it: a pingora session behind the [`Downstream`] trait.
 //!
-//! Framing is decided here: the engine's `Content-Length` is kept. Without one, an HTTP/1.1 client
-//! gets chunks, and an HTTP/1.0 client gets the body until the connection closes.
+//! The engine's `Content-Length` is kept. Without one, an HTTP/1.1 client gets chunks, and an
+//! HTTP/1.0 client gets the body until the connection closes.
 //!
-//! A client that accepts no byte for `timeouts.send` counts as disconnected. Until then the request
-//! path keeps its bytes. pingora's own limit on an HTTP/2 write is for all of its bytes together,
-//! which would cut a client that reads slowly. Hence this file writes the body of a stream itself.
+//! A client that accepts no byte for `timeouts.send` counts as disconnected. pingora's own limit on
+//! an HTTP/2 write is for all of its bytes together, which would cut a client that reads slowly, so
+//! this file writes the body of a stream itself.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -28,16 +28,13 @@ use crate::flow::{ClientGone, Downstream, ResponseHead};
 
 pub(super) struct DownstreamConnection<'a> {
     session: &'a mut ServerSession,
-    /// Decides which pages may read the response.
     origin: CrossOrigin,
     sized: bool,
     finished: bool,
     aborted: bool,
-    /// `timeouts.send`.
     pause: Duration,
-    /// The socket of an HTTP/1 connection.
     socket: Option<Arc<SocketState>>,
-    /// The body of an HTTP/2 response, after its head.
+    /// The body of an HTTP/2 response, after the head.
     stream: Option<SendStream<Bytes>>,
 }
 
@@ -80,7 +77,7 @@ impl Downstream for DownstreamConnection<'_> {
         let (mut parts, ()) = http::Response::new(()).into_parts();
         parts.status = head.status;
         parts.headers = headers;
-        // The first bytes of the body follow at once: head and body are sent together.
+        // Head and body are sent together.
         self.cork(true);
         let (socket, pause) = (self.socket.as_deref(), self.pause);
         send(self.session.write_response_header(Box::new(ResponseHeader::from(parts))), socket, pause).await?;
@@ -117,16 +114,15 @@ impl Downstream for DownstreamConnection<'_> {
     async fn gone(&mut self) {
         match (ClientHandle::of(self.session), &mut self.stream) {
             (Some(client), _) => client.left().await,
-            // HTTP/2: only this stream is read, so other requests of the connection are not
-            // affected.
+            // Only this stream is read, not the other requests of the connection.
             (None, Some(stream)) => drop(poll_fn(|cx| stream.poll_reset(cx)).await),
             (None, None) => while self.session.read_body_or_idle(true).await.is_ok() {},
         }
     }
 }
 
-/// Waits until the socket has all bytes. The client has left if the socket accepts none for
-/// `pause`. Nearly every write is accepted at once and needs no timer.
+/// Waits until the socket has all bytes, or has accepted none for `pause`: then the client has
+/// left. Nearly every write is accepted at once and needs no timer.
 async fn send<T, E>(
     sending: impl Future<Output = Result<T, E>>,
     socket: Option<&SocketState>,

@@ -1,7 +1,7 @@
 //! Ends the service of a port: it stops, or another process goes on with the socket.
 //!
-//! Used by the client port and the admin port. Each connection watches the signals; the owner of a
-//! connection decides how to react.
+//! Used by the client port and the admin port. The owner of a connection watches the signals and
+//! decides how to react.
 
 use tokio::sync::watch;
 

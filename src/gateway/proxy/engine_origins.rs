@@ -1,18 +1,18 @@
 //! The engines' policy about origins of web pages, used if `server.cors` is not set.
 //!
-//! A page that may use an engine may use the gateway, too, as with nginx in between: vLLM up to
-//! 0.30 allows every origin, later versions allow the origins of `--allowed-origins`. The gateway
-//! asks an engine in rotation with a preflight, and applies the answer to all responses.
+//! A page that may use an engine may use the gateway, too: vLLM up to 0.30 allows every origin,
+//! later versions allow the origins of `--allowed-origins`. The gateway asks an engine in rotation
+//! with a preflight, and applies the answer to all responses.
 //!
-//! Answers are used however old. An answer older than [`FRESH`] is renewed in a separate task. Only
-//! a preflight or a response of the gateway itself waits, and only if nothing is known. Engines are
-//! asked for requests with an accepted key, and for preflights. If none answers, none is asked for
+//! Answers are used however old, and renewed in a separate task after [`FRESH`]. Only a preflight
+//! or a response of the gateway itself waits, and only if nothing is known. Engines are asked for
+//! requests with an accepted key, and for preflights. If none answers, none is asked for
 //! [`FAILED_FOR`].
 //!
 //! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`]. Beyond that, unused origins leave
 //! first, then origins that are not allowed, then the oldest: origins that a client makes up
-//! replace none in use. An engine that allows every origin has one answer for all. [`ASKS_MAX`]
-//! questions at once, [`ASKS_OF_ANYONE_MAX`] of them without a key.
+//! replace none in use. [`ASKS_MAX`] questions at once, [`ASKS_OF_ANYONE_MAX`] of them without a
+//! key.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -31,14 +31,13 @@ use crate::flow::{Connection, Exchange, Flow, Recorder, Upstream, UpstreamReques
 use crate::pool::BackendView;
 use sluice_config::Address;
 
-/// Age up to which an answer is not asked for again.
+/// Age from which an answer is renewed.
 const FRESH: Duration = Duration::from_secs(60);
 /// How long no engine is asked after none has answered.
 const FAILED_FOR: Duration = Duration::from_secs(5);
 const ORIGINS_MAX: usize = 256;
-/// Bytes of the longest origin that is asked about; host names have at most 253.
+/// Bytes of the longest origin; host names have at most 253.
 const ORIGIN_BYTES: usize = 280;
-/// Origins that are asked about at once.
 const ASKS_MAX: usize = 8;
 /// The part of [`ASKS_MAX`] for requests without an accepted key.
 const ASKS_OF_ANYONE_MAX: usize = 6;
@@ -46,14 +45,12 @@ const ASKS_OF_ANYONE_MAX: usize = 6;
 const ENGINE_TIME: Duration = Duration::from_secs(1);
 /// How long all engines together may take.
 const ASK_TIME: Duration = Duration::from_secs(2);
-/// The most engines that are asked, one after the other, until one answers.
+/// The most engines that are asked, one after the other.
 const ENGINES_MAX: usize = 4;
 
-/// The answer of an engine: the value of `Access-Control-Allow-Origin`, or `None` if the origin is
-/// not allowed.
+/// The value of `Access-Control-Allow-Origin`; `None`: the origin is not allowed.
 type Allow = Option<HeaderValue>;
 
-/// The kind of request for which an engine is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
     /// A request without a key, as preflights are.
@@ -65,13 +62,13 @@ pub(super) enum Asker {
 #[derive(Debug, Default)]
 pub(super) struct EngineOrigins {
     table: Mutex<Table>,
-    /// Notified whenever a question has ended.
+    /// Notified when a question ends.
     answered: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// The answer for every origin, if the engine allows all.
+    /// The answer of an engine that allows every origin.
     any: Option<Answer>,
     by_origin: HashMap<Box<[u8]>, Answer>,
     asking: HashSet<Box<[u8]>>,
@@ -83,7 +80,7 @@ struct Table {
 struct Answer {
     allow: Allow,
     at: Instant,
-    /// Whether a request with an accepted key has come from this origin.
+    /// A request with an accepted key has come from this origin.
     in_use: bool,
 }
 
@@ -92,8 +89,8 @@ impl Table {
         self.any.as_ref().or_else(|| self.by_origin.get(origin.as_bytes()))
     }
 
-    /// Takes a place for a question about an origin. Returns `false` if no question is needed, or
-    /// no place is free.
+    /// Takes a place for a question about an origin; `false`: no question is needed, or no place is
+    /// free.
     fn begin(&mut self, origin: &HeaderValue, asker: Asker, now: Instant) -> bool {
         if asker == Asker::Accepted
             && let Some(answer) = self.by_origin.get_mut(origin.as_bytes())
@@ -134,7 +131,6 @@ impl Table {
     }
 }
 
-/// An open question, which ends when it is dropped.
 struct Question {
     origins: Arc<EngineOrigins>,
     origin: HeaderValue,
@@ -159,7 +155,7 @@ impl Drop for Question {
 }
 
 impl EngineOrigins {
-    /// The answer about an origin, however old. `None` also if no answer is known.
+    /// The answer about an origin, however old, if known.
     pub(super) fn known(&self, origin: &HeaderValue) -> Allow {
         self.table.lock().answer(origin)?.allow.clone()
     }
@@ -173,8 +169,7 @@ impl EngineOrigins {
         self.ask(origin, asker, |origin| ask(Arc::clone(flow), origin));
     }
 
-    /// Like [`Self::refresh`], and waits until an answer is known, or until no engine answers in
-    /// time.
+    /// [`Self::refresh`] that waits until an answer is known, or until no engine answers in time.
     pub(super) async fn wait<U, R>(self: &Arc<Self>, flow: &Arc<Flow<U, R>>, origin: &HeaderValue, asker: Asker)
     where
         U: Upstream + 'static,
@@ -196,7 +191,6 @@ impl EngineOrigins {
         tokio::spawn(async move { question.end(asked.await) });
     }
 
-    /// Waits until an answer about `origin` is known, or no question about it is open.
     async fn answered(&self, origin: &HeaderValue) {
         let is_over = || {
             let table = self.table.lock();
@@ -216,7 +210,7 @@ impl EngineOrigins {
     }
 }
 
-/// Sends engines a preflight, until one answers. `None`: no engine answered.
+/// Sends engines a preflight, until one answers.
 async fn ask<U: Upstream, R: Recorder>(flow: Arc<Flow<U, R>>, origin: HeaderValue) -> Option<Allow> {
     let pools = flow.admission().view();
     let engines = pools.iter().flat_map(|pool| &pool.backends).filter(|backend| BackendView::in_rotation(backend));

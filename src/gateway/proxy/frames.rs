@@ -3,8 +3,8 @@
 //! Some frames cost the server far more than the client, and honest clients rarely send them:
 //! resets of requests just sent (CVE-2023-44487), pings, settings, priorities, empty data, endless
 //! continuations (CVE-2019-9512 to 9518, CVE-2024-27316). The h2 library limits several of these
-//! one by one. Here all of them count together, in a token bucket of [`BURST`] frames, refilled
-//! with [`PER_SECOND`]. A client that cancels a hundred streams at once stays far below it.
+//! one by one. Here all of them share a token bucket of [`BURST`] frames, refilled with
+//! [`PER_SECOND`]. A client that cancels a hundred streams at once stays far below it.
 //!
 //! Not counted: headers (each opens a request, which has other limits), data with content, and
 //! window updates, which every reader sends.
@@ -20,7 +20,6 @@ const PER_SECOND: u32 = 100;
 
 /// Bytes of a frame header (RFC 9113, 4.1).
 const HEAD: usize = 9;
-/// Bytes that a client sends before the first frame.
 const PREFACE: usize = 24;
 const DATA: u8 = 0x0;
 const PRIORITY: u8 = 0x2;
@@ -31,9 +30,8 @@ const CONTINUATION: u8 = 0x9;
 
 #[derive(Debug)]
 pub(super) struct FrameMeter {
-    /// Bytes left of the preface or of the frame being read.
+    /// Bytes left of the preface or of a frame.
     skip: usize,
-    /// The received part of the next frame header.
     head: [u8; HEAD],
     have: usize,
     left: u32,
@@ -45,7 +43,7 @@ impl FrameMeter {
         Self { skip: PREFACE, head: [0; HEAD], have: 0, left: BURST, filled: now }
     }
 
-    /// Parses received bytes. Returns `false` after too many costly frames.
+    /// Parses received bytes; `false`: too many costly frames.
     pub(super) fn pass(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> bool {
         while !bytes.is_empty() {
             let skipped = self.skip.min(bytes.len());

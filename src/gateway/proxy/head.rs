@@ -1,9 +1,8 @@
 //! Reads the head of a request with a deadline and a size limit, and makes the checks that pingora
 //! does not make.
 //!
-//! A connection may be idle for `server.keepalive`. From the first byte on, a head must arrive
-//! within `server.header_timeout` and have at most [`HEAD_BYTES_MAX`]. pingora only limits the
-//! pause between reads, and allows 1 MiB.
+//! From the first byte on, a head must arrive within `server.header_timeout` and have at most
+//! [`HEAD_BYTES_MAX`]. pingora only limits the pause between reads, and allows 1 MiB.
 //!
 //! A request that fails a check of framing or host is refused and the connection closed, because
 //! the start of the next request is unknown:
@@ -37,8 +36,7 @@ use super::socket::ClientHandle;
 use sluice_config::limits::{MAX_HEADER_BYTES, RETRY_AFTER_MIN};
 use sluice_core::openai::{Refusal, ShedReason};
 
-/// The most bytes of a head, including the request line and separators. Header fields have a
-/// smaller limit.
+/// The most bytes of a head, including the request line and separators.
 const HEAD_BYTES_MAX: usize = MAX_HEADER_BYTES + (16 << 10);
 
 /// How long a connection over the limit may take to send the request that will be refused.
@@ -79,8 +77,7 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
     let read = {
         let mut reading = pin!(session.read_request());
         loop {
-            // Polling `reading` reads bytes and sets the flag, so the flag is checked in the same
-            // poll.
+            // Polling `reading` sets the flag, so the flag is checked in the same poll.
             let first = poll_fn(|_| if state.has_begun() { Poll::Ready(()) } else { Poll::Pending });
             tokio::select! {
                 biased;
@@ -92,7 +89,6 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
                 () = timer.as_mut() => {
                     return Err(if begun { NoHead::Refused(Refusal::HeaderTimeout) } else { NoHead::Closed });
                 }
-                // Another client needs the place.
                 () = state.connection().gave_way() => {
                     return Err(if begun { NoHead::Refused(too_many()) } else { NoHead::Closed });
                 }
@@ -112,12 +108,10 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
     }
 }
 
-/// The refusal of a request for which there is no connection.
 pub(super) fn too_many() -> Refusal {
     Refusal::Shed { reason: ShedReason::Connections, retry_after: RETRY_AFTER_MIN.as_secs() }
 }
 
-/// Maps pingora's error for a head to a refusal.
 fn refused(error: &pingora::Error) -> NoHead {
     if *error.etype() != pingora::ErrorType::InvalidHTTPHeader {
         return NoHead::Closed;
@@ -162,12 +156,11 @@ fn check_host(request: &RequestHeader) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a byte may occur in a host or port. Non-ASCII bytes are accepted, as by nginx.
+/// Non-ASCII bytes are accepted, as by nginx.
 fn is_host(byte: u8) -> bool {
     byte > b' ' && byte != 0x7f && !b"/\\?#@\"<>".contains(&byte)
 }
 
-/// Checks that the only transfer coding is `chunked`, once.
 fn check_coding(headers: &HeaderMap) -> Result<(), Refusal> {
     let values = headers.get_all(TRANSFER_ENCODING).iter();
     let codings = values.flat_map(|value| value.as_bytes().split(|&byte| byte == b',')).map(<[u8]>::trim_ascii);
@@ -179,11 +172,11 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// Whether a request has both a length and a transfer coding, which may contradict each other.
+/// Whether a request has both a length and a transfer coding.
 ///
-/// RFC 9112 (6.3) allows a server to refuse such a request or to use the chunks. The gateway
-/// refuses, as nginx does, because a proxy in front of it may have used the length (request
-/// smuggling). pingora removes the length from the parsed headers, so the raw bytes are searched.
+/// RFC 9112 (6.3) allows a server to refuse it or to use the chunks. The gateway refuses, as nginx
+/// does, because a proxy in front of it may have used the length (request smuggling). pingora
+/// removes the length from the parsed headers, so the raw bytes are searched.
 fn is_framed_twice(session: &ServerSession) -> bool {
     let Some(session) = session.as_http1() else { return false };
     let name = CONTENT_LENGTH.as_str().as_bytes();

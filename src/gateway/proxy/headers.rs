@@ -6,8 +6,8 @@
 //! stream can be neither metered nor edited; `X-Data-Parallel-Rank` and `X-Vllm-Priority`, with
 //! which a client could overload one engine core or go before all others.
 //!
-//! The client gets the request id back; the engine gets a unique id that begins with it, because
-//! vLLM before 0.14 mixes up two running requests with the same id.
+//! The engine gets a unique request id that begins with the client's, because vLLM before 0.14
+//! mixes up two running requests with the same id.
 //!
 //! A client may send several credentials. The first that is a key of the gateway counts, in this
 //! order: bearer tokens in `Authorization`, `x-api-key` (Anthropic), `api-key` (Azure). With
@@ -39,7 +39,7 @@ const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static(PRIORITY);
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
 pub(super) const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, X_API_KEY, API_KEY];
-/// The most credentials of a request that are looked up. Each is hashed once.
+/// The most credentials of a request that are looked up; each is hashed once.
 const CREDENTIALS_MAX: usize = 8;
 
 static HOP_BY_HOP: [HeaderName; 10] = [
@@ -74,14 +74,13 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a request has more or longer headers than allowed. pingora's limits are higher.
+/// Whether there are more or longer headers than allowed. pingora's limits are higher.
 pub(super) fn too_large(headers: &HeaderMap) -> bool {
     let bytes = || headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
     headers.len() > limits::MAX_HEADERS || bytes() > limits::MAX_HEADER_BYTES
 }
 
-/// The headers of a request that are forwarded to an engine. With `keys_configured`, credentials
-/// are not forwarded.
+/// The headers that are forwarded to an engine; with `keys_configured`, no credentials.
 pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> HeaderMap {
     remove_hop_by_hop(&mut headers);
     for name in [HOST, CONTENT_LENGTH, CONTENT_ENCODING, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
@@ -100,8 +99,8 @@ pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> Heade
     headers
 }
 
-/// Takes the priority that `X-Vllm-Priority` asks for, as vLLM reads it: the first value counts,
-/// unless it is not an integer. Numbers beyond 64 bits are clamped.
+/// Takes the priority in `X-Vllm-Priority`, as vLLM reads it: the first value counts, unless it is
+/// not an integer. Numbers beyond 64 bits are clamped.
 pub(super) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
     let value = headers.remove(X_VLLM_PRIORITY)?;
     let text = value.to_str().ok()?.trim();
@@ -121,8 +120,8 @@ pub(super) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
     }))
 }
 
-/// Takes the header with which a client declines that another engine continues the answer. Returns
-/// whether it was there.
+/// Takes the header with which a client declines a continuation by another engine. Returns whether
+/// it was there.
 pub(super) fn take_no_continue(headers: &mut HeaderMap) -> bool {
     // Comparing a few names costs less than hashing one.
     let is_there = headers.keys().any(|name| *name == NO_CONTINUE);
@@ -132,13 +131,12 @@ pub(super) fn take_no_continue(headers: &mut HeaderMap) -> bool {
     is_there
 }
 
-/// The token in a value of `Authorization`.
 fn bearer(value: &str) -> Option<&str> {
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(token)
 }
 
-/// The keys that a client sent, in the order in which they are tried.
+/// The client's keys, in the order in which they are tried.
 pub(super) fn client_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = |name| headers.get_all(name).iter().filter_map(|value: &HeaderValue| value.to_str().ok());
     let plain = values(X_API_KEY).chain(values(API_KEY));
@@ -157,7 +155,7 @@ pub(super) fn authenticate(headers: &HeaderMap, table: &RoutingTable) -> Result<
     })
 }
 
-/// Refuses headers by which an engine would replace the model that the gateway has checked.
+/// Refuses headers by which an engine would replace the checked model.
 pub(super) fn check_invocation(headers: &HeaderMap) -> Result<(), Refusal> {
     match invocation::ADAPTER_HEADERS.into_iter().find(|name| headers.contains_key(*name)) {
         None => Ok(()),
@@ -168,8 +166,8 @@ pub(super) fn check_invocation(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// The format of errors for a client that sent these headers to this path. Anthropic's clients send
-/// `anthropic-version` with every request, whatever the path.
+/// The format of errors. Anthropic's clients send `anthropic-version` with every request, whatever
+/// the path.
 pub(super) fn error_format(headers: &HeaderMap, path: &str) -> ErrorFormat {
     let is_anthropic = headers.contains_key(ANTHROPIC_VERSION) || path.starts_with("/v1/messages");
     if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::OpenAi }
@@ -184,13 +182,11 @@ pub(super) fn trace(headers: &HeaderMap, config: &Config, seed: u64, number: u64
 #[derive(Clone, Debug)]
 pub(super) struct RequestIds {
     pub(super) client: Arc<str>,
-    /// Sent upstream, and unique.
     pub(super) upstream: Arc<str>,
 }
 
-/// The ids of a request. The client's id is used if it is valid; otherwise a new one is generated,
-/// 32 hex digits from the seed of this process and the number of the request. The upstream id is a
-/// valid client id with 16 more digits.
+/// The client's id if it is valid, otherwise 32 hex digits from the seed of this process and the
+/// number of the request; and the upstream id, which has 16 more digits.
 ///
 /// Valid: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes and
 /// backslashes, so that it needs no escaping in headers and log lines.

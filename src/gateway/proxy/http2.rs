@@ -1,16 +1,16 @@
 //! A client connection with HTTP/2, on which each stream is a request.
 //!
-//! Each stream is served in a separate task, by the same code as an HTTP/1.1 request. This file
-//! drives the connection. A reset of a stream cancels one request; the end of the connection
-//! cancels all. On shutdown and hand-over, GOAWAY is sent, and open streams finish. A connection
-//! without streams for `server.keepalive` gets GOAWAY, too, and has [`CLOSE_MAX`] to close.
+//! Each stream is served in a separate task, by the same code as an HTTP/1.1 request. A reset of a
+//! stream cancels one request; the end of the connection cancels all. On shutdown and hand-over,
+//! GOAWAY is sent, and open streams finish. A connection without streams for `server.keepalive`
+//! gets GOAWAY, too, and has [`CLOSE_MAX`] to close.
 //!
 //! Limits per connection: [`STREAMS_MAX`] requests at once; further ones, and requests above
 //! `server.max_connections`, are refused, which is safe to retry; header lists as for HTTP/1.1;
-//! [`WINDOW`] unread bytes of request bodies; [`SEND_BUFFER`] unsent bytes of a response; costly
-//! frames (`frames.rs`). After [`REFUSED_MAX`] refused streams the client gets ENHANCE_YOUR_CALM. A
-//! client that accepts no byte for `timeouts.send` is disconnected. h2 itself limits resets of
-//! streams not accepted yet, continuations and provoked errors.
+//! [`WINDOW`], [`SEND_BUFFER`], and costly frames (`frames.rs`). After [`REFUSED_MAX`] refused
+//! streams the client gets ENHANCE_YOUR_CALM. A client that accepts no byte for `timeouts.send` is
+//! disconnected. h2 itself limits resets of streams not accepted yet, continuations and provoked
+//! errors.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -39,18 +39,16 @@ use sluice_config::limits;
 const STREAMS_MAX: u32 = 128;
 /// Refused or malformed streams on one connection before GOAWAY.
 const REFUSED_MAX: u32 = 1_000;
-/// Bytes of request bodies that a client may send before they are read. Large, so that a long
-/// prompt needs few round trips.
+/// Bytes of request bodies that a client may send before they are read: a long prompt needs few
+/// round trips.
 const WINDOW: u32 = 1 << 20;
-/// Bytes of one response that are buffered; less than the initial flow-control window of HTTP/2 (64
-/// KiB).
+/// Buffered bytes of one response; less than the initial flow-control window of HTTP/2 (64 KiB).
 const SEND_BUFFER: usize = 32 << 10;
 /// The longest time for the last bytes of an aborted response.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
 /// Bytes of a refused body that a client may go on sending: more than the usual `server.max_body`.
-/// None is kept.
 const LINGER_BYTES: usize = 64 << 20;
-/// Longest time for a refused body, as a multiple of the pause that the client may make.
+/// Longest time for a refused body, as a multiple of the client's pause.
 const LINGER_PAUSES: u32 = 4;
 /// How long a connection without requests may take to close after GOAWAY.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -179,7 +177,7 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
 }
 
 /// The next stream. Polls the connection from time to time, which detects a client that reads
-/// nothing. Not in the loop above, because that would restart the time without requests.
+/// nothing. In the loop above, it would restart the time without requests.
 async fn next_stream(
     connection: &mut Connection<Stream, Bytes>,
     digest: &Arc<Digest>,
@@ -194,15 +192,15 @@ async fn next_stream(
 }
 
 /// Ends a stream whose response is complete. While the client still sends the body, it is read and
-/// dropped: until the client pauses for `pause`, for at most [`LINGER_PAUSES`] times as long, and
-/// [`LINGER_BYTES`]. An unread body would reset the stream, and many clients drop a response that
-/// arrives with a reset, or read none before they have sent the whole body.
+/// dropped: at most [`LINGER_BYTES`], until the client pauses for `pause`, and no longer than
+/// [`LINGER_PAUSES`] times `pause`. An unread body would reset the stream, and many clients drop a
+/// response that arrives with a reset, or read none before they have sent the whole body.
 pub(super) async fn linger(session: &mut ServerSession, pause: Duration) {
     let _ = timeout(pause * LINGER_PAUSES, body::discard(session, LINGER_BYTES, pause)).await;
 }
 
-/// Waits until the buffered bytes of an aborted response are sent, at most [`LAST_BYTES_MAX`]. h2
-/// drops the buffer when a stream is reset, so the client would not get the error event.
+/// Waits until the buffered bytes of an aborted response are sent. h2 drops the buffer when a
+/// stream is reset, so the client would not get the error event.
 pub(super) async fn deliver(stream: &mut SendStream<Bytes>) {
     stream.reserve_capacity(SEND_BUFFER);
     let left = poll_fn(|cx| {
@@ -218,13 +216,12 @@ pub(super) async fn deliver(stream: &mut SendStream<Bytes>) {
     let _ = timeout(LAST_BYTES_MAX, left).await;
 }
 
-/// Waits until the connection, which has no request, must be closed for others.
+/// Waits until the idle connection must be closed for others.
 async fn without_place(streams: &TaskTracker, counted: &CountedConnection) {
     streams.wait().await;
     counted.gave_way().await;
 }
 
-/// Waits until no request has been open for `pause`.
 async fn without_streams(streams: &TaskTracker, pause: Duration) {
     streams.wait().await;
     sleep(pause).await;

@@ -1,17 +1,16 @@
 //! The client port: accepts connections, and closes them on shutdown.
 //!
 //! When the port is handed over to another process ([`Ending::hand_over`]), the socket stays open
-//! there, so no connection is refused. Here, requests go on, and each connection ends with the next
-//! response (HTTP/1.1) or with GOAWAY (HTTP/2). A connection without requests is closed only after
-//! `server.keepalive`, because the client could be sending a request.
+//! there. Here, requests go on, and each connection ends with the next response (HTTP/1.1) or with
+//! GOAWAY (HTTP/2). A connection without requests is closed only after `server.keepalive`, because
+//! the client could be sending a request.
 //!
 //! Why not pingora's `Server`: a port in use is a panic there, shutdown takes a fixed grace period,
 //! and a process can have only one (tests and the demo run several).
 //!
-//! Bounds: `clients.rs` limits connections. Connections over the limit are accepted, get 503 and
-//! are closed, because without a response a client cannot tell a busy gateway from a dead one.
-//! Without file descriptors, a connection without a request is closed, and accepting pauses for
-//! [`ACCEPT_PAUSE`].
+//! Connections over the limit (`clients.rs`) are accepted, get 503 and are closed, because without
+//! a response a client cannot tell a busy gateway from a dead one. Without file descriptors, a
+//! connection without a request is closed, and accepting pauses for [`ACCEPT_PAUSE`].
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -41,7 +40,7 @@ use sluice_config::Config;
 /// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long requests that are aborted on shutdown may take to send an error to their clients.
+/// How long requests that are aborted on shutdown may take to send an error.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// Backlog of the socket; the kernel uses the smaller of this and `net.core.somaxconn`. When it is
@@ -55,18 +54,17 @@ const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
-/// Unsent bytes up to which a socket accepts more (tcp(7), TCP_NOTSENT_LOWAT). Without this limit
-/// the kernel would keep up to `net.ipv4.tcp_wmem` for each client that reads slowly: megabytes
-/// that `server.max_response_memory` does not bound. A socket whose client reads on would accept
-/// bytes again only when a third of them is sent.
+/// Unsent bytes up to which a socket accepts more (tcp(7), TCP_NOTSENT_LOWAT), and again once a
+/// third of them is sent. Otherwise the kernel keeps up to `net.ipv4.tcp_wmem` for each client that
+/// reads slowly: megabytes that `server.max_response_memory` does not bound.
 const UNSENT: u32 = 128 << 10;
 
-/// Opens a listening socket with a backlog for bursts and with TCP keep-alive (HAProxy:
-/// `option clitcpka`). Probes detect a client whose host has vanished; a request may wait for
-/// minutes without a byte in either direction.
+/// Opens a listening socket with a backlog for bursts and with TCP keep-alive, which detects a
+/// client whose host has vanished: a request may wait for minutes without a byte in either
+/// direction.
 ///
 /// # Errors
-/// The errors of `socket`, `bind` and `listen`: the port is in use, or the user may not bind it.
+/// The port is in use, or the user may not bind it.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // Allows binding while old connections are in TIME_WAIT. A port with a listener is still an
@@ -77,7 +75,7 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Sets the options that accepted connections inherit: TCP keep-alive, and [`UNSENT`].
+/// Sets the options that accepted connections inherit.
 fn set_options(socket: &impl std::os::fd::AsFd) -> std::io::Result<()> {
     let socket = SockRef::from(socket);
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL).with_retries(PROBES);
@@ -134,8 +132,8 @@ impl Listener {
     }
 
     /// Accepts and serves connections until `ending` signals an end. Then waits for running
-    /// requests, at most `server.drain_timeout` and until `fast_shutdown` completes. Requests that
-    /// still run are aborted and get [`ABORT_GRACE`] to end. Returns their number.
+    /// requests, at most `server.drain_timeout` and until `fast_shutdown` completes. Aborts the
+    /// others, which get [`ABORT_GRACE`] to end, and returns their number.
     ///
     /// The future is boxed, so that the request path is compiled with this crate and not again with
     /// the caller.
@@ -159,8 +157,7 @@ impl Listener {
                     tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, ends).await });
                 }
                 Err(error) => {
-                    // Usually there is no descriptor left. Closing a connection without a request
-                    // frees one.
+                    // Usually there is no descriptor left.
                     let closed = gateway.clients.close_one();
                     tracing::warn!(%error, closed_an_idle_one = closed, "cannot accept connections; pausing");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -189,7 +186,6 @@ impl Listener {
     }
 }
 
-/// Serves a connection: TLS if it is configured, then the client's protocol.
 async fn serve_connection(
     gateway: &Arc<Gateway>,
     connection: TcpStream,
@@ -200,7 +196,7 @@ async fn serve_connection(
     // Tokens are small and must be sent without delay.
     let _ = connection.set_nodelay(true);
     let opened = tokio::select! {
-        // Boxed, so that the state of opening is freed when it ends and not with the connection.
+        // Boxed, so that the state of opening is freed when it ends.
         opened = Box::pin(open(connection, counted, &config)) => opened,
         // There is no request yet that could be lost.
         () = ends.stopped() => return,
@@ -210,8 +206,7 @@ async fn serve_connection(
     let counted = Arc::new(counted);
     match protocol {
         Protocol::Http1 => serve_http1(gateway, transport, counted, &ends.stop).await,
-        // Over the limit. With HTTP/2 each request would have to be refused, so the connection is
-        // closed.
+        // Over the limit, each request would have to be refused, so the connection is closed.
         Protocol::Http2 if counted.refused => {}
         // Boxed, so that connections of HTTP/1.1 have no room for its state.
         Protocol::Http2 => {
@@ -232,8 +227,8 @@ struct Opened {
     pauses: Pauses,
 }
 
-/// Finds out the client and the protocol. `None`: the connection ended, took too long, or must be
-/// closed to make room for others.
+/// Finds out the client and the protocol; `None`: the connection ended, took too long, or must make
+/// room for others.
 async fn open(mut connection: TcpStream, mut counted: CountedConnection, config: &Config) -> Option<Opened> {
     let server = &config.server;
     let times = |counted: &CountedConnection| {
@@ -261,8 +256,8 @@ async fn open(mut connection: TcpStream, mut counted: CountedConnection, config:
     Some(Opened { transport, protocol, counted, pauses: Pauses { preface: pause, idle, send: config.timeouts.send } })
 }
 
-/// Serves the requests of a connection one after the other. Replaces pingora's loop, whose HTTP/2
-/// part would add almost 4 KB for each open stream.
+/// Serves the requests of a connection one after the other. pingora's loop has an HTTP/2 part that
+/// would add almost 4 KB for each open stream.
 async fn serve_http1(
     gateway: &Arc<Gateway>,
     transport: Transport,
@@ -283,7 +278,7 @@ async fn serve_http1(
 mod tests {
     use super::*;
 
-    /// Connections in the accept queue of the socket that listens on `port`, from `/proc/net/tcp`.
+    /// Connections in the accept queue of `port`, from `/proc/net/tcp`.
     fn completed(port: u16) -> usize {
         let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let local = format!("0100007F:{port:04X}");

@@ -9,7 +9,7 @@
 //! | `/v1/models/{id}` | GET, HEAD | one model; names may contain slashes, plain or encoded |
 //!
 //! The first three need no key. A gateway that is leaving (see `Flow::leave`) is not ready,
-//! whatever its backends are. Every other path is a route of the API, or refused ([`refusal`]).
+//! whatever its backends are. Other paths are routes of the API, or refused ([`refusal`]).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -28,7 +28,6 @@ use crate::flow::keys::ApiKey;
 use crate::flow::{ClientGone, Downstream, ResponseHead, RoutingTable};
 use sluice_core::openai::{Refusal, RouteHint};
 
-/// Precedes the name of a model in a path.
 const MODELS: &str = "/v1/models/";
 
 /// Responses that the gateway generates itself, besides refusals.
@@ -36,10 +35,10 @@ pub trait LocalRoutes: std::fmt::Debug + Send + Sync {
     /// Whether a pool has a backend that could take a request.
     fn ready(&self) -> bool;
 
-    /// The body of `/v1/models` for the client with this key; `None` if no key is required.
+    /// The body of `/v1/models` for this key; `None`: no key is required.
     fn models(&self, table: &RoutingTable, key: Option<&ApiKey>) -> Bytes;
 
-    /// The card of the model or alias `name`, if the client with this key may use it.
+    /// The card of the model or alias `name`, if this key may use it.
     fn model(&self, table: &RoutingTable, key: Option<&ApiKey>, name: &str) -> Option<Bytes>;
 }
 
@@ -92,14 +91,13 @@ impl<'a> LocalPath<'a> {
     }
 }
 
-/// The model names that the rest of a path may mean: exactly as sent, or without slashes at both
-/// ends.
+/// The names that the rest of a path may mean: exactly as sent, or without slashes at both ends.
 fn names(rest: &str) -> [Cow<'_, str>; 2] {
     [rest, rest.trim_matches('/')].map(|rest| percent_decode_str(rest).decode_utf8_lossy())
 }
 
-/// The response for a path that the gateway serves itself. `None`: it is another path, or the
-/// request is refused ([`refusal`]). `is_ready`: whether the gateway itself takes requests.
+/// The response for a path that the gateway serves itself, if it is one. `is_ready`: whether the
+/// gateway itself takes requests.
 pub(super) fn response(
     local: &dyn LocalRoutes,
     is_ready: bool,
@@ -124,8 +122,7 @@ pub(super) fn response(
     Some(LocalResponse::of(StatusCode::OK, body))
 }
 
-/// The refusal of a request that is neither for a route of the API nor served by the gateway
-/// itself.
+/// The refusal of any other path that is no route of the API.
 pub(super) fn refusal(request: &RequestHeader, path: &str, table: &RoutingTable) -> Refusal {
     let Some(of) = LocalPath::of(path, request.uri.path()) else {
         return Refusal::UnknownRoute { hint: RouteHint::of(path) };

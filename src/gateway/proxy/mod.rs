@@ -1,10 +1,9 @@
 //! The pingora adapter: the client side is an `HttpServerApp`, the engine side a `Connector`.
 //!
-//! Why not pingora's `ProxyHttp`: the gateway must read the body before it can choose an upstream.
-//! `ProxyHttp` forwards a body that was read in advance from a buffer of 64 KiB and silently drops
-//! the rest. 64 KiB are about 16k tokens, so it would break the long prompts. Therefore hop-by-hop
-//! headers, `100 Continue`, retries and error bodies are implemented here. No other module of the
-//! crate uses pingora.
+//! Why not pingora's `ProxyHttp`: the gateway must read the body before it can choose an upstream,
+//! and `ProxyHttp` forwards a body that was read in advance from a buffer of 64 KiB (16k tokens)
+//! and silently drops the rest. So hop-by-hop headers, `100 Continue`, retries and error bodies are
+//! implemented here. No other module of the crate uses pingora.
 //!
 //! | file | content |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! The PROXY header, with which a proxy names the client of a connection (`server.proxy_protocol`).
 //!
-//! It comes before TLS and HTTP. Both versions of the specification (haproxy.org,
-//! proxy-protocol.txt) are read:
+//! It comes before TLS and HTTP, in either version of the specification (haproxy.org,
+//! proxy-protocol.txt):
 //!
 //! | header | client |
 //! |---|---|
@@ -13,8 +13,7 @@
 //! As in HAProxy (`expect-proxy`), a trusted proxy must send one. A connection of any other client
 //! is refused if it begins with a header.
 //!
-//! Bounds: [`V2_MAX`] bytes, of which only the addresses are kept; 107 bytes in version 1. A header
-//! must arrive within `server.header_timeout`.
+//! Bounds: [`V1_MAX`], [`V2_MAX`]. A header must arrive within `server.header_timeout`.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,11 +31,11 @@ const V2_SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
 const V1_START: &[u8] = b"PROXY ";
 /// Bytes of the longest line of version 1 (specification, 2.1).
 const V1_MAX: usize = 107;
-/// The most bytes after the start of version 2. Addresses take up to 216, fields for a client's
-/// certificate the rest.
+/// The most bytes after the start of version 2: up to 216 for addresses, the rest for a client's
+/// certificate.
 const V2_MAX: usize = 4 << 10;
 
-/// Reads the PROXY header of a connection. `Ok`: the client that it names, if any. Errors are
+/// Reads the PROXY header of a connection, and returns the client that it names, if any. Errors are
 /// counted and logged.
 pub(super) async fn read(
     stream: &mut TcpStream,
@@ -61,7 +60,7 @@ pub(super) async fn read(
         Ok(Ok(client)) => Ok(client.map(|client| client.to_canonical())),
         Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => refuse(ProxyFault::Malformed),
         Ok(Err(error)) if error.kind() == io::ErrorKind::Unsupported => refuse(ProxyFault::Missing),
-        // A proxy that only checks whether the port is open sends nothing.
+        // A proxy that checks whether the port is open sends nothing.
         Ok(Err(_)) => Err(()),
         Err(_) => refuse(ProxyFault::Timeout),
     }
@@ -71,7 +70,7 @@ fn malformed() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 
-/// Reads a header, and no byte after it. `Unsupported`: there is no header. `InvalidData`: it is
+/// Reads a header, and no byte after it. `Unsupported`: there is none; `InvalidData`: it is
 /// malformed.
 async fn header(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
     // No header of either version is shorter.
@@ -101,13 +100,12 @@ async fn version_2(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
         (0, _) => Ok(None),
         (1, 0x11) => Ok(Some(Ipv4Addr::from(first(addresses, 12)?).into())),
         (1, 0x21) => Ok(Some(Ipv6Addr::from(first(addresses, 36)?).into())),
-        // UDP, Unix sockets and unspecified families have no address that could be used.
+        // UDP, Unix sockets and unspecified families have no usable address.
         (1, 0x00 | 0x12 | 0x22 | 0x31 | 0x32) => Ok(None),
         _ => Err(malformed()),
     }
 }
 
-/// The first `N` bytes, if there are at least `length`.
 fn first<const N: usize>(bytes: &[u8], length: usize) -> io::Result<[u8; N]> {
     let source = bytes.first_chunk().filter(|_| bytes.len() >= length);
     source.copied().ok_or_else(malformed)
@@ -129,7 +127,6 @@ async fn version_1(stream: &mut TcpStream, start: &[u8]) -> io::Result<Option<Ip
     line_1(text).ok_or_else(malformed)
 }
 
-/// The client in a line of version 1.
 fn line_1(text: &str) -> Option<Option<IpAddr>> {
     let mut words = text.split(' ').skip(1);
     let family = words.next()?;

@@ -2,8 +2,8 @@
 //! disconnected.
 //!
 //! pingora writes and flushes head, chunks and last chunk separately: three system calls where
-//! nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush. While the
-//! socket is corked, a flush does nothing. The caller corks only if more bytes follow at once.
+//! nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush, unless the
+//! caller corks the socket because more bytes follow at once.
 //!
 //! pingora owns the socket while a request is served; the request path reaches it through a
 //! [`ClientHandle`]. Reading cannot detect a disconnect, because bytes after the request would come
@@ -43,7 +43,6 @@ use super::transport::Transport;
 
 /// The most bytes that are gathered. A larger write is sent directly, after the gathered bytes.
 const GATHER_MAX: usize = 16 << 10;
-/// Bytes that one system call discards.
 const LINGER_PIECE: usize = 16 << 10;
 /// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway discard 25
 /// MiB/s.
@@ -94,13 +93,13 @@ impl SocketState {
         Self { corked, unbuffered, accepted, begun, head_room, connection }
     }
 
-    /// While corked, a flush does nothing, because more bytes follow at once.
+    /// While corked, a flush does nothing: more bytes follow at once.
     pub(super) fn cork(&self, corked: bool) {
         self.corked.store(corked, Ordering::Relaxed);
     }
 
-    /// While unbuffered, each write is sent at once. For bodies with a known length, which pingora
-    /// flushes only after the last byte.
+    /// While unbuffered, each write is sent at once: pingora flushes a body with a known length
+    /// only after the last byte.
     pub(super) fn unbuffered(&self, unbuffered: bool) {
         self.unbuffered.store(unbuffered, Ordering::Relaxed);
     }
@@ -130,7 +129,7 @@ impl SocketState {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Limits how much can be read for the head; reading more is an error.
+    /// Limits how much can be read for the head; more is an error.
     pub(super) fn limit_head(&self, bytes: usize) {
         self.head_room.store(bytes, Ordering::Relaxed);
     }
@@ -152,7 +151,6 @@ fn holds_request(bytes: &[u8]) -> bool {
     bytes.iter().any(|byte| !matches!(byte, b'\r' | b'\n'))
 }
 
-/// A client's socket while pingora owns it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientHandle<'a> {
     tcp: &'a TcpStream,
@@ -169,24 +167,20 @@ impl<'a> ClientHandle<'a> {
         Some(Self { tcp: socket.stream.tcp(), state: &socket.state })
     }
 
-    /// Returns when the client has closed its side or the connection is broken, even if there are
-    /// unread bytes.
+    /// Returns when the client has closed its side or the connection is broken, whatever is unread.
     pub(super) async fn left(&self) {
-        // The end makes a socket readable, too. Waiting for that costs less, and most clients send
-        // nothing while they wait.
+        // The end makes a socket readable, too, and most clients send nothing while they wait.
         let _ = poll_fn(|cx| self.tcp.poll_read_ready(cx)).await;
-        // Readiness to read also means bytes. "Priority" means the end (or urgent data, which is
-        // not enabled).
+        // "Priority" means the end (or urgent data, which is not enabled).
         let _ = self.tcp.ready(Interest::PRIORITY | Interest::ERROR).await;
     }
 
-    /// Discards bytes that the client still sends until it closes the connection, for at most
-    /// `time` (lingering close). Called after the response was sent: closing a socket with unread
-    /// bytes would reset the connection, and the client would lose the response.
+    /// Lingering close: discards bytes that the client still sends until it closes the connection,
+    /// for at most `time`. Closing a socket with unread bytes would reset the connection, and the
+    /// client would lose the response.
     pub(super) async fn linger(&self, time: Duration) {
         let until = Instant::now() + time;
-        // A socket that always has bytes is readable even after the deadline, so the loop checks
-        // it, too.
+        // A socket that always has bytes is readable even after the deadline.
         while Instant::now() < until && timeout_at(until, self.tcp.readable()).await.is_ok() {
             for _ in 0..LINGER_PIECES {
                 match drop_piece(self.tcp) {
@@ -228,7 +222,7 @@ impl ClientSocket {
     }
 
     /// Starts to monitor the frames of an HTTP/2 connection, and whether the client accepts bytes.
-    /// The result is notified after too many costly frames; then nothing more is read.
+    /// Too many costly frames notify the result; then nothing more is read.
     pub(super) fn watch_frames(&mut self, pause: Duration) -> Arc<Notify> {
         let flood = Arc::new(Notify::new());
         let meter = FrameMeter::new(Instant::now());

@@ -1,12 +1,10 @@
 //! Buffers of long bodies that are used again.
 //!
-//! A body of 400 KB fills a hundred pages. The allocator returns a freed buffer to the system
-//! within milliseconds, and the next body pays a page fault for each page: together more than
-//! reading the prompt costs.
+//! The allocator returns a freed buffer to the system within milliseconds, and a body of 400 KB
+//! then pays a hundred page faults: more than reading the prompt costs.
 //!
-//! Bounds: buffers of [`SIZES`], at most [`KEPT_MAX`] bytes in addition to buffers in use. A body
-//! gets one only where it would get a new buffer, and one at most a quarter larger, so a declared
-//! size that is never sent takes hardly more memory than without spare buffers.
+//! Bounds: [`SIZES`], [`KEPT_MAX`]. A body gets one only where it would get a new buffer, and one
+//! at most a quarter larger, so a declared size that is never sent takes hardly more memory.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -14,10 +12,10 @@ use std::ops::RangeInclusive;
 use bytes::BytesMut;
 use parking_lot::Mutex;
 
-/// Sizes of kept buffers, in bytes. Shorter bodies fit into memory that the allocator keeps; longer
-/// ones are rare.
+/// Sizes of kept buffers, in bytes. Of shorter buffers the allocator keeps the memory; longer ones
+/// are rare.
 const SIZES: RangeInclusive<usize> = 64 << 10..=1 << 20;
-/// Bytes of all kept buffers together.
+/// Bytes of all kept buffers, in addition to buffers in use.
 const KEPT_MAX: usize = 8 << 20;
 
 #[derive(Debug, Default)]
@@ -30,7 +28,7 @@ struct Kept {
 }
 
 impl SpareBuffers {
-    /// An empty buffer for a body of `size` bytes, if one is kept that is at most a quarter larger.
+    /// An empty buffer for a body of `size` bytes, if one is kept.
     pub(super) fn take(&self, size: usize) -> Option<BytesMut> {
         if !SIZES.contains(&size) {
             return None;
@@ -43,8 +41,7 @@ impl SpareBuffers {
         Some(buffer)
     }
 
-    /// Keeps the buffer of a body that has ended. The oldest buffers are freed if there are too
-    /// many.
+    /// Keeps the buffer of a body that has ended, and frees the oldest ones if there are too many.
     pub(super) fn keep(&self, mut buffer: BytesMut) {
         buffer.clear();
         let capacity = buffer.capacity();

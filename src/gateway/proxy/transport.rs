@@ -1,14 +1,12 @@
 //! The transport of a client's connection: TCP, or TLS over TCP.
 //!
-//! It also detects the version of HTTP. With TLS, ALPN decides. Without TLS, a client with prior
-//! knowledge of HTTP/2 starts with the connection preface (RFC 9113, 3.4), which is not a valid
-//! HTTP/1.1 request. The bytes read for this are passed on to the reader.
+//! With TLS, ALPN decides the version of HTTP. Without TLS, a client with prior knowledge of HTTP/2
+//! starts with the connection preface (RFC 9113, 3.4), which is not a valid HTTP/1.1 request.
 //!
 //! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the
-//! first byte may take as long as a connection may be idle. A handshake takes a place that
-//! `clients.rs` counts. If there are too many, the oldest handshake ends, of the address with the
-//! most or of all. So clients that stop inside a handshake keep out no other client. Clients that
-//! send nothing hold no place.
+//! first byte may take as long as a connection may be idle. If there are too many handshakes
+//! (`clients.rs`), the oldest ends, of the address with the most or of all. So clients that stop
+//! inside a handshake keep out no other client. Clients that send nothing hold no place.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -30,7 +28,7 @@ use sluice_config::Config;
 use sluice_config::tls::H2;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bytes of the first read, while the protocol is unknown; the head of most requests fits.
+/// Bytes of the first read; the head of most requests fits.
 const FIRST_READ: usize = 2 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +39,9 @@ pub(super) enum Protocol {
 
 #[derive(Debug)]
 pub(super) struct Transport {
-    /// TLS is boxed, because the state is over 1 KB.
+    /// Boxed: the state is over 1 KB.
     stream: Either<TcpStream, Box<TlsStream<TcpStream>>>,
-    /// Bytes that were read to detect the protocol and not yet passed to the reader.
+    /// Bytes that were read to detect the protocol.
     first: BytesMut,
 }
 
@@ -74,7 +72,7 @@ impl Transport {
         Some((Self { stream: Either::Right(Box::new(stream)), first: BytesMut::new() }, protocol))
     }
 
-    /// Reads until the protocol is known. One byte is enough unless it is a `P`.
+    /// Reads until the protocol is known: one byte is enough unless it is a `P`.
     async fn detect(&mut self, idle: Duration, pause: Duration) -> io::Result<Protocol> {
         let Either::Left(stream) = &mut self.stream else { return Ok(Protocol::Http1) };
         let mut deadline = Instant::now() + idle;
@@ -122,8 +120,7 @@ async fn handshake(
     counted: &CountedConnection,
     acceptor: TlsAcceptor,
 ) -> Option<TlsStream<TcpStream>> {
-    // A client that sends nothing holds no place. `readable` would not do: a new socket may be
-    // readable without a byte.
+    // A client that sends nothing holds no place. A new socket may be `readable` without a byte.
     stream.peek(&mut [0]).await.ok()?;
     let place = counted.handshake()?;
     let accepted = tokio::select! {

@@ -7,8 +7,8 @@
 //! | `X-Forwarded-For` | `server.trusted_proxies` |
 //!
 //! Each proxy appends the address from which it got the request. So the last address that is not a
-//! trusted proxy is the client: the client itself wrote everything before it. An entry that is no
-//! address ends the search at the hop before. At most [`HOPS_MAX`] entries are read.
+//! trusted proxy is the client, which wrote everything before it. An entry that is no address ends
+//! the search at the hop before. Bounds: [`HOPS_MAX`].
 //!
 //! Headers that are not believed are counted, and logged at most once in [`LOG_PAUSE`] for each
 //! fault.
@@ -25,7 +25,7 @@ use crate::telemetry::{PROXY_FAULTS, ProxyFault};
 use sluice_config::Server;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// The most proxies in a row. More than four are rare.
+/// The most proxies in a row; more than four are rare.
 const HOPS_MAX: usize = 16;
 /// Pause between two log lines about the same fault.
 const LOG_PAUSE: Duration = Duration::from_secs(60);

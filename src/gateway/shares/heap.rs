@@ -1,7 +1,6 @@
 //! A binary heap of owners by units, largest first.
 //!
-//! It knows the index of each owner, so a change of one owner takes O(log n). Bound: one entry for
-//! each owner.
+//! It knows the index of each owner, so a change takes O(log n). Bound: one entry for each owner.
 
 const NONE: u32 = u32::MAX;
 
@@ -18,7 +17,7 @@ impl Heap {
         self.tree.first().map(|(_, owner)| *owner)
     }
 
-    /// Sets the key of an owner; `None` takes it out.
+    /// Sets the key of an owner; `None` takes the owner out.
     pub(super) fn set(&mut self, owner: u32, key: Option<u64>) {
         if self.places.len() <= owner as usize {
             if key.is_none() {
@@ -49,7 +48,6 @@ impl Heap {
         }
     }
 
-    /// Restores the order after the key at `at` has changed.
     fn settle(&mut self, at: usize) {
         let at = self.rise(at);
         self.sink(at);

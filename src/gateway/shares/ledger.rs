@@ -22,8 +22,8 @@ use super::demand::Demand;
 use super::heap::Heap;
 use super::links::{ALL, Ends, Linked, Links, OWN};
 
-/// The units of a holding that gave way are free at once, but the holder returns them later. Until
-/// then they count as `leaving`: at most this fraction (1/8) of `total`, or one holding.
+/// The units of a holding that gave way are free at once; until the holder returns them they count
+/// as `leaving`: at most this fraction (1/8) of `total`, or one holding.
 const LEAVING_PART: u64 = 8;
 
 /// Which holding of the largest owner gives way first.
@@ -69,12 +69,12 @@ struct Owner<O> {
     units: u64,
     kept: u64,
     holdings: usize,
-    /// The owner's holdings that may give way, oldest first.
+    /// The holdings that may give way, oldest first.
     list: Ends,
 }
 
-/// The holdings of one resource. `T`: the value that is returned when a holding gives way. Only
-/// owners with a holding are in the table. Operations take constant time, or O(log owners).
+/// The holdings of one resource. `T`: the value that is returned when a holding gives way.
+/// Operations take constant time, or O(log owners).
 #[derive(Debug)]
 pub struct Ledger<O, T> {
     gives_way: GivesWay,
@@ -117,7 +117,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         }
     }
 
-    /// Changes the size. Holdings stay, even if they exceed the new total.
+    /// Changes the size. Holdings stay, even above the new total.
     pub fn resize(&mut self, total: u64, reserve: u64) {
         (self.total, self.reserve) = (total, reserve);
     }
@@ -163,7 +163,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         Some(HoldingId(id))
     }
 
-    /// Gives a holding more units. False: there is no room, or the holding gave way.
+    /// Gives a holding more units; `false`: there is no room, or it gave way.
     pub fn grow(&mut self, id: HoldingId, demand: Demand, out: &mut Vec<T>) -> bool {
         let Entry { owner, state, .. } = self.entries[id.0 as usize];
         let refused = match state {
@@ -192,8 +192,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         wanted <= free || after <= self.fair(owners) && wanted <= free.saturating_add(of_others)
     }
 
-    /// Keeps the holding: from now on it does not give way. False: it may not be kept, or it gave
-    /// way.
+    /// Keeps the holding; `false`: it may not be kept, or it gave way.
     pub fn keep(&mut self, id: HoldingId) -> bool {
         let Entry { owner, units, state, .. } = self.entries[id.0 as usize];
         match state {
@@ -203,8 +202,8 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         }
     }
 
-    /// Like [`Ledger::keep`], and moves the holding to the owner `name`, which may hold at most
-    /// `most` units.
+    /// [`Ledger::keep`] that moves the holding to the owner `name`, which may hold at most `most`
+    /// units.
     pub fn keep_as(&mut self, id: HoldingId, name: O, most: u64) -> bool {
         let Entry { owner: from, units, state, .. } = self.entries[id.0 as usize];
         if state == State::GaveWay {
@@ -364,7 +363,6 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.rank(owner);
     }
 
-    /// Moves a holding that may give way to another owner.
     fn transfer(&mut self, id: u32, to: u32) {
         let Entry { owner: from, units, .. } = self.entries[id as usize];
         if from == to {
@@ -421,7 +419,6 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         self.all.remove::<ALL, _>(&mut self.entries, id);
     }
 
-    /// Updates the position of an owner among the owners with a holding that may give way.
     fn rank(&mut self, owner: u32) {
         let Owner { units, list, .. } = &self.owners[owner as usize];
         self.largest.set(owner, list.first().map(|_| *units));
@@ -458,7 +455,6 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
         }
     }
 
-    /// Makes an entry for a holding without units.
     fn vacant(&mut self, owner: u32, tag: T) -> Option<u32> {
         let entry = Entry { owner, units: 0, state: State::MayGiveWay, links: [Links::NONE; 2], tag };
         if let Some(index) = self.free_entries.pop() {
@@ -471,7 +467,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
     }
 }
 
-/// The index of the next element of a table with `length`; the largest number means "none".
+/// The largest number means "none".
 fn index_of(length: usize) -> Option<u32> {
     u32::try_from(length).ok().filter(|index| *index != u32::MAX)
 }

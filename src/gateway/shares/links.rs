@@ -5,9 +5,7 @@
 
 const NONE: u32 = u32::MAX;
 
-/// The list of the entries of one owner.
 pub(super) const OWN: usize = 0;
-/// The list of all entries.
 pub(super) const ALL: usize = 1;
 
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +19,9 @@ impl Links {
 }
 
 pub(super) trait Linked {
-    /// The neighbours of the entry in each list.
     fn links_mut(&mut self) -> &mut [Links; 2];
 }
 
-/// The ends of a list, oldest entry first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     first: u32,

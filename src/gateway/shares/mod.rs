@@ -1,8 +1,8 @@
 //! Bounded resources that clients share: body memory, responses that wait for slow clients,
 //! connections, handshakes.
 //!
-//! An owner may have all of a resource while it is alone, and a fair share when others want theirs.
-//! The rule is in [`ledger`]. This file adds the lock, and wakes the task whose holding gave way.
+//! The rule is in [`ledger`]. This file adds the lock, and wakes the task that must give its
+//! holding back.
 //!
 //! ```text
 //!   enter -> (may give way) -- keep -->  (kept) -- drop --> returned
@@ -46,7 +46,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// The owner of the holdings of a client without a key.
+    /// The owner of a client without a key.
     pub fn network(address: IpAddr) -> Self {
         Self::Network(network(address))
     }
@@ -89,7 +89,7 @@ impl Shares {
         Arc::new(Self { ledger, used: AtomicU64::new(0) })
     }
 
-    /// Changes the size. Holdings stay, even if they exceed the new total.
+    /// Changes the size. Holdings stay, even above the new total.
     pub fn resize(&self, total: u64, reserve: u64) {
         self.ledger.lock().resize(total, reserve);
     }
@@ -100,7 +100,7 @@ impl Shares {
         SharesView { used: ledger.used(), total: ledger.total(), owners: ledger.owners(), gave_way: ledger.gave_way() }
     }
 
-    /// Takes units for `owner`, which may have to give way. `None`: there is no room.
+    /// Takes units for `owner`, which may have to give way; `None`: there is no room.
     pub fn enter(self: &Arc<Self>, owner: Owner, demand: Demand) -> Option<Holding> {
         self.take(owner, demand, false)
     }
@@ -128,18 +128,18 @@ impl Shares {
         Some(Holding { shares: Arc::clone(self), id: id? })
     }
 
-    /// Units that are held. Read without the lock, so it may be a moment old.
+    /// Units that are held, read without the lock.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Whether a demand would be met now. Takes nothing.
+    /// Whether a demand would be met now.
     pub fn could(&self, owner: &Owner, demand: Demand) -> bool {
         self.ledger.lock().could(owner, demand)
     }
 
     /// Lets a holding of the largest owner give way, because a resource behind this one is
-    /// exhausted. False: none may.
+    /// exhausted; `false`: none may.
     pub fn yield_one(&self) -> bool {
         let woken = self.ledger.lock().yield_one();
         let any = woken.is_some();
@@ -148,8 +148,7 @@ impl Shares {
     }
 }
 
-/// Wakes tasks whose holdings gave way. Called without the lock, because a task that ends returns a
-/// holding.
+/// Called without the lock, because a task that ends returns a holding.
 fn wake(gave_way: impl IntoIterator<Item = Option<Waker>>) {
     gave_way.into_iter().flatten().for_each(Waker::wake);
 }
@@ -162,7 +161,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Takes more units. False: there is no room, or the holding gave way.
+    /// Takes more units; `false`: there is no room, or the holding gave way.
     pub fn grow(&self, demand: Demand) -> bool {
         let mut gave_way = Vec::new();
         let grown = {
@@ -175,13 +174,12 @@ impl Holding {
         grown
     }
 
-    /// From now on the holding does not give way. False: it may not be kept, or it gave way.
+    /// From now on the holding does not give way; `false`: it may not be kept, or it gave way.
     pub fn keep(&self) -> bool {
         self.shares.ledger.lock().keep(self.id)
     }
 
-    /// Like [`Holding::keep`], and moves the holding to `owner`, which may hold at most `most`
-    /// units.
+    /// [`Holding::keep`] that moves the holding to `owner`, which may hold at most `most` units.
     pub fn keep_as(&self, owner: Owner, most: u64) -> bool {
         self.shares.ledger.lock().keep_as(self.id, owner, most)
     }

@@ -1,6 +1,4 @@
-//! The rule of shares.
-//!
-//! Tested by example, and for random operations in any order.
+//! The rule of shares, by example and for random operations in any order.
 
 use sluice_core::base::Rng;
 
@@ -29,7 +27,7 @@ fn one_owner_may_have_all_and_gives_the_newest_back_up_to_the_share_of_others() 
         let (id, gave_way) = enter(&mut ledger, 2, 10, tag);
         assert!(id.is_some());
         given.extend(gave_way.iter().copied());
-        // The holders that gave way return their units.
+        // Their holders return the units.
         let gone: Vec<_> = ledger.given().collect();
         gone.into_iter().for_each(|id| _ = ledger.leave(id));
     }

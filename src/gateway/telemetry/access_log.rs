@@ -1,15 +1,14 @@
 //! The access log: sampled lines from the path of a request to a file, without the path ever
 //! waiting.
 //!
-//! A line is appended to a buffer in memory, and one thread writes the buffer. The first line wakes
-//! the thread, which waits [`LINGER`] for more: busy traffic costs no system call per request, and
-//! a quiet log is at most that late. When the buffer is full, lines are dropped and counted. A hash
-//! of the request id against the configured share selects requests, so all gateways decide alike.
+//! One thread writes a buffer in memory to which lines are appended. The first line wakes the
+//! thread, which waits [`LINGER`] for more: busy traffic costs no system call per request. When the
+//! buffer is full, lines are dropped and counted. A hash of the request id selects the sample, so
+//! all gateways decide alike.
 //!
 //! Rotation: before writing, at most once a second, the thread checks that the path still names the
-//! open file, and if not opens the path again. So both "rename" and "remove" work without a signal;
-//! [`AccessLogWriter::reopen`] does it at once. If the path cannot be opened, the old file is
-//! written on.
+//! open file, so both "rename" and "remove" work without a signal; [`AccessLogWriter::reopen`] does
+//! it at once. If the path cannot be opened, the old file is written on.
 //!
 //! Bounds: [`BUFFER_BYTES`] waiting and as much being written. Dropping the last clone writes the
 //! rest.
@@ -31,14 +30,12 @@ use super::line::{Shown, line};
 use crate::flow::Record;
 use sluice_config::{AccessLog, LogTarget};
 
-/// Bytes of lines that wait to be written: about 7,000 lines, half a second at 14,000 requests per
-/// second.
+/// Bytes of waiting lines: about 7,000 lines, half a second at 14,000 requests per second.
 const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes at which the writer stops waiting for more.
 const BATCH_BYTES: usize = 512 << 10;
-/// How long the writer waits for more lines after the first.
+/// How long the writer waits for more lines.
 const LINGER: Duration = Duration::from_millis(100);
-/// Pause between two checks that the path still names the open file.
 const ROTATION_CHECK: Duration = Duration::from_secs(1);
 /// The longest time that [`AccessLogWriter::flush`] waits for the disk.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -91,9 +88,7 @@ struct Running {
 
 struct Shared {
     state: Mutex<State>,
-    /// Notified when the writer has something to do.
     wake: Condvar,
-    /// Notified when the writer has written a batch.
     idle: Condvar,
     dropped: AtomicU64,
 }
@@ -110,8 +105,8 @@ struct State {
 
 /// Receiver of batches of lines.
 pub(super) trait Output: Send + 'static {
-    /// Writes whole lines. `reopen`: the file must be opened again. After an error, some of the
-    /// lines may have been written.
+    /// Writes whole lines; after an error, perhaps some of them. `reopen`: the file must be opened
+    /// again.
     fn write(&mut self, lines: &[u8], reopen: bool) -> io::Result<()>;
 }
 
@@ -147,7 +142,7 @@ impl AccessLogWriter {
         Ok(Self { running: Arc::new(Running { shared, sample: Sample::new(sample), shown, thread: Some(thread) }) })
     }
 
-    /// Takes the line of a request that has ended, if it is in the sample.
+    /// Takes the line of an ended request, if it is in the sample.
     pub(super) fn write(&self, record: &Record) {
         if self.running.sample.takes(&record.request_id) {
             self.running.shared.append(&line(record, Timestamp::now(), &self.running.shown));
@@ -159,7 +154,7 @@ impl AccessLogWriter {
         self.running.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Opens the file again soon if the path names another one by now, even without new lines.
+    /// Opens the file again soon if the path names another one, even without new lines.
     pub fn reopen(&self) {
         self.running.shared.state.lock().reopen = true;
         self.running.shared.wake.notify_one();
@@ -258,7 +253,7 @@ struct Sample {
 
 impl Sample {
     fn new(share: f64) -> Self {
-        // The conversion saturates. A share of 1 takes every hash, the largest included.
+        // The conversion saturates; a share of 1 takes every hash.
         Self { below: (share < 1.0).then_some((share * u64::MAX as f64) as u64) }
     }
 
@@ -296,7 +291,7 @@ impl Appended {
         std::fs::metadata(&self.path).map_or(true, |now| (now.dev(), now.ino()) != self.identity)
     }
 
-    /// Opens the path again if it names another file by now. If that fails, the old file stays.
+    /// Opens the path again if it names another file; if that fails, the old file stays.
     pub(super) fn follow(&mut self) -> io::Result<()> {
         self.checked = Instant::now();
         if self.moved() {

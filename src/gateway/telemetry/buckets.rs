@@ -1,11 +1,10 @@
 //! A histogram that adds many counts at once: the inter-token gaps of a whole stream.
 //!
-//! Each stream counts gaps. At the end the counts are added here, with one atomic addition per
-//! non-empty bucket instead of one observation per token. A scrape may see a stream half added; the
-//! next one has the rest.
+//! At the end of a stream its counts are added here, with one atomic addition per non-empty bucket
+//! instead of one observation per token. A scrape may see a stream half added.
 //!
-//! There is one set of counts per combination of labels; the caller bounds the combinations. The
-//! sum is in nanoseconds, which overflow after 584 years of gaps.
+//! The caller bounds the combinations of labels. The sum is in nanoseconds, which overflow after
+//! 584 years of gaps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +31,6 @@ impl GapCounts {
         Self { counts: [const { AtomicU64::new(0) }; BUCKETS], nanos: AtomicU64::new(0) }
     }
 
-    /// Adds the counts of one stream.
     pub(super) fn merge(&self, gaps: &ItlHistogram) {
         for (shared, own) in self.counts.iter().zip(gaps.counts()) {
             if *own > 0 {
@@ -60,7 +58,6 @@ impl GapCounts {
     }
 }
 
-/// Labels, and the counts that are shown with them.
 type Labelled = (Vec<LabelPair>, Arc<GapCounts>);
 
 /// All counts of a family. A clone is the same family.
@@ -76,7 +73,6 @@ impl GapHistograms {
         Self { family, desc: describe(&family), rows: Arc::default() }
     }
 
-    /// The counts with these labels.
     pub(super) fn row(&self, labels: Vec<LabelPair>) -> Arc<GapCounts> {
         let mut rows = self.rows.write();
         if let Some((_, row)) = rows.iter().find(|(known, _)| *known == labels) {
@@ -87,7 +83,6 @@ impl GapHistograms {
         row
     }
 
-    /// Forgets all counts.
     pub(super) fn reset(&self) {
         self.rows.write().clear();
     }

@@ -1,13 +1,12 @@
 //! Requests by the backend and by the key, so that one slow engine or one busy client is visible.
 //!
 //! A request counts at the backend of the last attempt, and an attempt that was repeated at the
-//! backend that failed. Times are the engine's: TTFT from the time at which the request had been
-//! sent, without the queue of the gateway. Histograms have few buckets, because there are many of
-//! them. [`super::merge`] says when classes count together.
+//! backend that failed. Times are the engine's: TTFT without the queue of the gateway. Histograms
+//! have few buckets, because there are many of them. [`super::merge`] says when classes count
+//! together.
 //!
-//! Bounds: [`ENTRIES_MAX`] pairs of backend and class, of key and class, and of backend and reason
-//! of a retry; further requests count as "other". Backends that left their pools and keys that left
-//! the configuration are forgotten.
+//! Bounds: [`ENTRIES_MAX`] of each kind; further requests count as "other". Backends that left
+//! their pools and keys that left the configuration are forgotten.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::flow::{Outcome, Record};
 use crate::pool::PoolView;
 use sluice_config::Config;
 
-/// The most entries of each kind; a configuration may have as many backends.
+/// The most entries of each kind: as many as a configuration may have backends.
 const ENTRIES_MAX: usize = 1_024;
 
 type Name = Option<Arc<str>>;
@@ -37,7 +36,6 @@ pub(super) struct ByEngine {
     backends: Bounded<[Name; 3], BackendSeries>,
     /// By pool, backend and reason.
     retried: Bounded<[Name; 3], IntCounter>,
-    /// Number of classes of the configuration.
     classes: AtomicUsize,
     merges_classes: AtomicBool,
     merges_classes_of_keys: AtomicBool,
@@ -87,8 +85,8 @@ impl ByEngine {
         }
     }
 
-    /// Applies the rules for the size of a configuration, and forgets keys and classes that the
-    /// configuration does not have.
+    /// Applies the rules for the size of a configuration, and forgets keys and classes that it does
+    /// not have.
     pub(super) fn configured(&self, config: &Config, merge_keys: bool) {
         self.classes.store(config.classes.len().max(1), Ordering::Relaxed);
         let backends = config.pools.iter().map(|pool| pool.backends.len()).sum();
@@ -104,7 +102,7 @@ impl ByEngine {
         self.keep_keys(|[key, _]| keys.contains(text(key)));
     }
 
-    /// Whether classes of backends count together.
+    /// Whether each backend has one series for all classes, because there are too many pairs.
     pub(super) fn merges_classes(&self) -> bool {
         self.merges_classes.load(Ordering::Relaxed)
     }

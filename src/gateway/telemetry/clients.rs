@@ -1,7 +1,7 @@
 //! Metrics of client connections and request bodies, with their limits.
 //!
-//! The values are read from `proxy::ClientLimits` at scrape time. The limits are metrics, too, so
-//! that an alert does not depend on the configuration.
+//! Read from `proxy::ClientLimits` at scrape time. The limits are metrics, too, so that an alert
+//! does not depend on the configuration.
 
 use super::exposition::Page;
 use super::families::{self, Family};
@@ -9,12 +9,11 @@ use super::families::{self, Family};
 /// Connections and bodies of all clients, and their limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientView {
-    /// Open connections, including connections over the limit that get a 503.
+    /// Open connections, including ones that get a 503.
     pub connections: usize,
     /// Limit on connections that are served.
     pub connections_max: usize,
-    /// Connections that were closed without a response, because too many were already waiting for a
-    /// 503.
+    /// Connections closed without a response, because too many were already waiting for a 503.
     pub dropped: u64,
     /// Bytes of request bodies in memory.
     pub body_bytes: u64,
@@ -32,7 +31,7 @@ pub struct ClientView {
     pub handshakes_gave_way: u64,
     /// Unfinished request bodies that were refused for other clients.
     pub bodies_gave_way: u64,
-    /// Stored responses that were forgotten for other keys, or because there were too many.
+    /// Stored responses forgotten for other keys, or because there were too many.
     pub responses_gave_way: u64,
     /// Headers of proxies that were not believed, by [`ProxyFault`].
     pub proxy_headers_refused: [u64; PROXY_FAULTS],
@@ -59,7 +58,7 @@ pub const PROXY_FAULTS: usize = 5;
 const FAULTS: [&str; PROXY_FAULTS] = ["untrusted", "missing", "malformed", "timeout", "forwarded_untrusted"];
 
 type Count = fn(&ClientView) -> u64;
-/// Shared resources, each with a function that reads the count of holdings that gave way.
+/// Shared resources, and the counts of holdings that gave way.
 const GAVE_WAY: [(&str, Count); 4] = [
     ("connections", |view| view.connections_gave_way),
     ("handshakes", |view| view.handshakes_gave_way),

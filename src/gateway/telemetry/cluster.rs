@@ -1,7 +1,7 @@
 //! Metrics of this gateway's part in a ledger of several gateways.
 //!
-//! They are read at scrape time from a view that `serve` passes in. Without a ledger there are
-//! none. The gateway's share of each backend is among the gauges of backends.
+//! Read at scrape time from a view that `serve` passes in; without a ledger there are none. The
+//! share of each backend is among the gauges of backends.
 
 use super::exposition::Page;
 use super::families::{self, Family};
@@ -15,12 +15,11 @@ pub struct ClusterMetrics {
     pub standings: Vec<&'static str>,
     /// Gateways in the ledger.
     pub gateways: usize,
-    /// Time since the last confirmed renewal was sent; `None`: there was none.
+    /// Time since the last confirmed renewal was sent, if any.
     pub renewed_seconds: Option<f64>,
     /// Writes by their outcome.
     pub writes: [(&'static str, u64); 3],
-    /// If one gateway is elected: whether this gateway leads, and how often it saw another one lead
-    /// than before.
+    /// With an elected leader: whether this gateway leads, and how often the leader changed.
     pub leader: Option<(bool, u64)>,
 }
 

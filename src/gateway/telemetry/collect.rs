@@ -1,8 +1,6 @@
 //! From records to metrics, and from metrics to a page.
 //!
-//! [`Telemetry`] takes each finished record exactly once, for a request counter by outcome,
-//! histograms, the window of the last five minutes, the access log and traces. Each metric covers
-//! these requests:
+//! [`Telemetry`] takes each finished record exactly once:
 //!
 //! | metric | requests |
 //! |---|---|
@@ -13,8 +11,8 @@
 //! | estimate ratio | requests whose engine reported usage |
 //! | queue wait | requests that asked for a backend |
 //!
-//! Gauges are read at scrape time from a closure (admission's view), so nothing is counted twice.
-//! Recording takes about a microsecond and never waits for I/O.
+//! Gauges are read at scrape time from admission's view, so nothing is counted twice. Recording
+//! takes about a microsecond and never waits for I/O.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -102,8 +100,7 @@ impl std::fmt::Debug for Telemetry {
 }
 
 impl Telemetry {
-    /// Telemetry of a configuration; gauges are read from `pools`. Opens the access log and the
-    /// records.
+    /// Telemetry of a configuration, with its access log and records; gauges are read from `pools`.
     pub fn new(config: &Config, pools: PoolViews) -> Result<Self, TelemetryError> {
         let access_log = config.access_log.as_ref().map(AccessLogWriter::open).transpose()?;
         let mut telemetry = Self::with(pools, access_log);
@@ -124,7 +121,7 @@ impl Telemetry {
         Ok(telemetry)
     }
 
-    /// Telemetry without objectives so far. `access_log`: the log for lines, if any.
+    /// Telemetry without objectives so far.
     pub fn with(pools: PoolViews, access_log: Option<AccessLogWriter>) -> Self {
         let registry = Registry::new();
         let table = Arc::new(SeriesTable::new(&registry));
@@ -173,24 +170,22 @@ impl Telemetry {
         series::register(&self.registry, Scraped::new(&families, read));
     }
 
-    /// Adds the connections and bodies of clients, which `view` reads, to the metrics page.
+    /// Shows the connections and bodies of clients.
     pub fn show_clients(&self, view: impl Fn() -> ClientView + Send + Sync + 'static) {
         self.show(clients::FAMILIES, move |page| clients::add(&view(), page));
     }
 
-    /// Adds the engine time and the waiting requests of keys in fair pools, which `view` reads, to
-    /// the metrics page.
+    /// Shows the engine time and the waiting requests of keys in fair pools.
     pub fn show_key_work(&self, view: impl Fn() -> Vec<KeyWork> + Send + Sync + 'static) {
         self.show(keys::WORK, move |page| keys::add_work(&view(), page));
     }
 
-    /// Adds the experiments, which `view` reads, to the metrics page.
+    /// Shows the experiments.
     pub fn show_experiments(&self, view: impl Fn() -> Vec<ExperimentReport> + Send + Sync + 'static) {
         self.show(experiments::FAMILIES, move |page| experiments::add(&view(), page));
     }
 
-    /// Adds the engines that the gateway runs, which `view` reads, to the metrics page. `phases`:
-    /// all phases of an engine.
+    /// Shows the engines that the gateway runs. `phases`: all phases of an engine.
     pub fn show_engines(
         &self,
         phases: Vec<&'static str>,
@@ -199,30 +194,27 @@ impl Telemetry {
         self.show(engines::FAMILIES, move |page| engines::add(&view(), &phases, page));
     }
 
-    /// Adds this gateway's part in the ledger of several gateways, which `view` reads, to the
-    /// metrics page.
+    /// Shows this gateway's part in the ledger of several gateways.
     pub fn show_cluster(&self, view: impl Fn() -> ClusterMetrics + Send + Sync + 'static) {
         self.show(cluster::FAMILIES, move |page| cluster::add(&view(), page));
     }
 
-    /// Adds the tokens that API keys have used of their limits, which `view` reads, to the metrics
-    /// page.
+    /// Shows the tokens that API keys have used of their limits.
     pub fn show_keys(&self, view: impl Fn() -> Vec<KeyTokens> + Send + Sync + 'static) {
         self.show(keys::TOKENS, move |page| keys::add_tokens(&view(), page));
     }
 
-    /// Adds the requests that API keys have in flight, which `view` reads, to the metrics page.
+    /// Shows the requests that API keys have in flight.
     pub fn show_keys_in_flight(&self, view: impl Fn() -> Vec<KeyInFlight> + Send + Sync + 'static) {
         self.show(keys::IN_FLIGHT, move |page| keys::add_in_flight(&view(), page));
     }
 
-    /// Adds the values of the engines' own pages, which `view` reads, to the metrics page.
+    /// Shows the values of the engines' own pages.
     pub fn show_engine_pages(&self, view: impl Fn() -> Vec<EnginePage> + Send + Sync + 'static) {
         self.show(engines::PAGES, move |page| engines::add_pages(&view(), page));
     }
 
-    /// Adds the present findings, of which `view` reads cause, pool and subject, to the metrics
-    /// page.
+    /// Shows the cause, pool and subject of each present finding.
     pub fn show_findings(&self, view: impl Fn() -> Vec<[String; 3]> + Send + Sync + 'static) {
         self.show([families::FINDING], move |page| {
             for [cause, pool, subject] in view() {
@@ -231,26 +223,24 @@ impl Telemetry {
         });
     }
 
-    /// Adds the number of engines that pools should have, which `view` reads, to the metrics page.
+    /// Shows the number of engines that pools should have.
     pub fn show_pool_engines(&self, view: impl Fn() -> Vec<PoolEngines> + Send + Sync + 'static) {
         self.show(engines::WANTED, move |page| engines::add_wanted(&view(), page));
     }
 
-    /// Adds the online tuner, which `view` reads, to the metrics page, and gives it every record,
-    /// also records of copies.
+    /// Shows the online tuner, and gives it every record, also of copies.
     pub fn show_tuner(
         &self,
         view: impl Fn() -> TunerView + Send + Sync + 'static,
         observe: impl Fn(&Record) + Send + Sync + 'static,
     ) {
         self.show(tuner::FAMILIES, move |page| tuner::add(&view(), page));
-        // A second call would have panicked above.
         let _ = self.observer.set(Box::new(observe));
     }
 
     /// Applies the objectives of a configuration's pools, the rules for the size of the page and
-    /// the dates of the certificates. Creates the counters of the pools at zero, so that a rate
-    /// sees their first step.
+    /// the dates of the certificates. Counters of the pools begin at zero, so that a rate sees
+    /// their first step.
     pub fn configured(&self, config: &Config) {
         self.table.configured(config);
         self.by_engine.configured(config, self.table.merge().classes_of_keys);
@@ -261,7 +251,7 @@ impl Telemetry {
             let of_classes = config.classes.iter().filter(|class| !class.objectives_in(pool).is_empty());
             let targets: Vec<_> = of_classes.map(|class| (&class.name, class.attainment_in(pool))).collect();
             let series = self.table.pool(Some(&pool.name.as_str().into()));
-            // A pool that returns after a while is a new pool, with a rate of its own.
+            // A pool that returns after a while is a new pool, with a separate rate.
             if !before.is_empty() && !before.contains(&pool.name) {
                 series.recent.restart(Instant::now());
             }
@@ -299,7 +289,7 @@ impl Telemetry {
         page
     }
 
-    /// The last five minutes of a pool's home traffic; empty for a pool without any.
+    /// The last five minutes of a pool's home traffic.
     pub fn five_minutes(&self, pool: &str) -> WindowStats {
         self.table.pool(Some(&pool.into())).recent.five_minutes(Instant::now())
     }
@@ -319,8 +309,7 @@ impl Telemetry {
         history_report::report(&self.table.histories(), resolution, self.started.elapsed())
     }
 
-    /// The last finished requests with this id (the client's or the one sent upstream), latest
-    /// first.
+    /// The last finished requests with this id (the client's or the upstream one), latest first.
     pub fn requests(&self, id: &str) -> Vec<RequestView> {
         self.finished.with_id(id)
     }
@@ -336,8 +325,7 @@ impl Telemetry {
         self.finished.slowest(most)
     }
 
-    /// The number of finished requests that can be looked up, at most
-    /// [`FINISHED_MAX`](super::FINISHED_MAX), and when the oldest ended.
+    /// The number of finished requests that can be looked up, and when the oldest ended.
     pub fn finished(&self) -> (usize, Option<Timestamp>) {
         self.finished.kept()
     }
@@ -347,16 +335,15 @@ impl Telemetry {
         self.reloads.with_label_values(&[if ok { "ok" } else { "failed" }]).inc();
     }
 
-    /// Reopens the files of the access log and of the records, as after a rotation. Does nothing
-    /// without them.
+    /// Reopens the files of the access log and of the records, as after a rotation.
     pub fn reopen(&self) {
         for lines in self.lines() {
             lines.reopen();
         }
     }
 
-    /// Writes the lines that the access log and the records still hold, sends the queued traces,
-    /// and waits for both. Blocks as long as disk and collector do, at most 5 s each.
+    /// Writes the lines and sends the traces that are still held. Blocks as long as disk and
+    /// collector do, at most 5 s each.
     pub fn flush(&self) {
         for lines in self.lines() {
             lines.flush();
@@ -370,7 +357,7 @@ impl Telemetry {
 
 /// The most models of a pool whose counters begin at zero.
 const JUDGED_MODELS: usize = 16;
-/// Initial capacity of a page, in bytes; enough for a small configuration.
+/// Initial capacity of a page, in bytes.
 const PAGE_BYTES: usize = 64 << 10;
 
 fn attainments(table: &SeriesTable) -> Vec<(String, f64)> {
@@ -390,8 +377,8 @@ impl Recorder for Arc<Telemetry> {
 }
 
 impl Telemetry {
-    /// Counts a finished request, once per request, without waiting. A copy for a shadow arm is
-    /// counted with the experiment.
+    /// Counts a finished request, without waiting. A copy for a shadow arm is counted with the
+    /// experiment.
     pub fn record(&self, record: &Record) {
         if record.copy.is_none() {
             self.count(record);
@@ -408,7 +395,6 @@ impl Telemetry {
         }
     }
 
-    /// The access log and the records, if configured.
     fn lines(&self) -> impl Iterator<Item = &AccessLogWriter> {
         self.access_log.iter().chain(&self.records)
     }

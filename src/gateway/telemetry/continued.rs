@@ -1,6 +1,6 @@
 //! Counts of streams that broke: continued by another engine, or not, and why.
 //!
-//! A broken stream is rare, so its series are looked up by label. Bound: the pools of the
+//! A broken stream is rare, so the series are looked up by label. Bound: the pools of the
 //! configuration times the labels of two closed sets.
 
 use prometheus::{IntCounterVec, Registry};

@@ -1,10 +1,9 @@
 //! Metrics of the engines that the gateway runs, of the number of engines that pools should have,
 //! and of the pages that engines show themselves.
 //!
-//! They are read at scrape time from views that `serve` passes in. Engines that another program
-//! runs have only the values of their own pages. The wanted numbers are for KEDA or an HPA: each
-//! gateway of a pool reports by the load that it sees, and the largest number counts. Pools without
-//! an `autoscale` table have none.
+//! Read at scrape time from views that `serve` passes in. Engines that another program runs have
+//! only the values of their own pages. The wanted numbers of pools with `autoscale` are for KEDA or
+//! an HPA: each gateway of a pool reports by the load that it sees, and the largest number counts.
 
 use super::exposition::Page;
 use super::families::{self, Family};
@@ -16,7 +15,7 @@ pub struct EngineMetrics {
     pub pool: String,
     /// The engine's backend.
     pub backend: String,
-    /// The engine's phase, one of the phases given to the collector.
+    /// The engine's phase, one of the given phases.
     pub phase: String,
     /// Starts after the first, since the gateway started.
     pub restarts: u64,
@@ -33,7 +32,7 @@ pub struct PoolEngines {
     pub pool: String,
     /// Engines that the pool should have.
     pub wanted: u32,
-    /// Expected time from the order of an engine to the engine's first request, seconds.
+    /// Expected time from the order of an engine to its first request, seconds.
     pub start_seconds: f64,
 }
 

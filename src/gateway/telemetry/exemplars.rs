@@ -1,10 +1,10 @@
-//! The last traced request in each bucket of a histogram: leads from a slow bucket of a panel to
-//! the trace of a request in it.
+//! The last traced request in each bucket of a histogram: leads from a slow bucket of a panel to a
+//! trace.
 //!
-//! Exemplars are shown in the formats that have a place for them: OpenMetrics
-//! ([`super::openmetrics`]) and OTLP. Only a request with a sampled trace becomes one, so without
-//! `[tracing]` they cost only an empty row for each histogram. Bounds: one per bucket; rows exist
-//! only for combinations of labels that have series, which [`super::series`] bounds.
+//! OpenMetrics ([`super::openmetrics`]) and OTLP show them. Only a request with a sampled trace
+//! becomes one, so without `[tracing]` they cost only an empty row for each histogram. Bounds: one
+//! per bucket; rows exist only for combinations of labels that have series, which [`super::series`]
+//! bounds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,13 +18,11 @@ use super::exposition::pairs;
 use super::families::{Family, MetricKind};
 use crate::flow::Record;
 
-/// One request in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Exemplar {
     /// The measured value, in the unit of the family.
     pub(super) value: f64,
     pub(super) trace: u128,
-    /// The request's span in that trace.
     pub(super) span: u64,
     pub(super) at: SystemTime,
 }
@@ -36,7 +34,6 @@ type Row = Arc<Mutex<Vec<Option<Exemplar>>>>;
 type ByHistogram<V> = BTreeMap<&'static str, BTreeMap<String, V>>;
 pub(super) type Found = ByHistogram<Vec<Option<Exemplar>>>;
 
-/// Labels and their values in one text.
 pub(super) fn labels_key(labels: &[LabelPair]) -> String {
     labels.iter().flat_map(|label| [label.name(), "\u{1}", label.value(), "\u{2}"]).collect()
 }
@@ -50,7 +47,6 @@ pub(super) struct TracedHistogram {
 }
 
 impl TracedHistogram {
-    /// Counts a value measured of a request.
     pub(super) fn observe(&self, value: f64, record: &Record) {
         self.counts.observe(value);
         let Some(trace) = record.trace.as_ref().filter(|trace| trace.is_sampled()) else { return };
@@ -64,7 +60,7 @@ impl TracedHistogram {
     }
 }
 
-/// All rows. A clone has the same rows.
+/// A clone has the same rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Exemplars(Arc<RwLock<ByHistogram<Row>>>);
 
@@ -80,7 +76,6 @@ impl Exemplars {
         TracedHistogram { counts: vec.with_label_values(values), bounds, row }
     }
 
-    /// Forgets all rows.
     pub(super) fn reset(&self) {
         self.0.write().clear();
     }
@@ -104,7 +99,6 @@ mod tests {
     use super::*;
     use crate::flow::trace::{RequestTrace, TRACEPARENT};
 
-    /// A request whose trace has this flag.
     fn traced(flag: &str) -> Record {
         let parent = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-{flag}");
         let mut headers = http::HeaderMap::new();

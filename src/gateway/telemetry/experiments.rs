@@ -2,8 +2,7 @@
 //!
 //! Latencies and tokens of an arm are in the families of requests, by their label `arm`. The
 //! metrics here are read at scrape time from the reports of the experiments: numbers that survive a
-//! restart of the gateway, and intervals that hold at all times. A removed experiment is absent
-//! from the next page.
+//! restart of the gateway, and intervals that hold at all times.
 //!
 //! Bounds: at most 16 experiments of 8 arms each.
 
@@ -12,7 +11,6 @@ use super::families::{self, Family};
 use crate::experiment::report::{ArmReport, ChangeReport};
 use crate::experiment::{Conclusion, ExperimentReport, Phase};
 
-/// Families per arm, each with a function that reads the value.
 type ArmValue = fn(&ArmReport) -> f64;
 const ARMS: [(Family, ArmValue); 6] = [
     (families::ARM_REQUESTS, |arm| arm.requests as f64),

@@ -2,8 +2,8 @@
 //! `prometheus` do.
 //!
 //! One collector ([`Scraped`]) serves all of them: a function adds the metrics of a snapshot to a
-//! [`Page`], by the table of families ([`super::families`]). So a removed backend or experiment is
-//! absent from the next page, and no gauge can drift. A family without metrics is left out.
+//! [`Page`], by the table of families ([`super::families`]). So a removed backend is absent from
+//! the next page, and no gauge can drift.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub type PoolViews = Box<dyn Fn() -> Vec<PoolView> + Send + Sync>;
 
 pub(super) fn describe(family: &Family) -> Desc {
     let labels = family.labels.iter().map(|label| (*label).to_owned()).collect();
-    // Invariant: the table of families has valid names only; tests register every one.
+    // The table of families has valid names only; tests register every one.
     Desc::new(family.name.to_owned(), family.help.to_owned(), labels, HashMap::new()).expect("a valid family")
 }
 
@@ -40,7 +40,7 @@ pub(super) fn pairs(family: &Family, values: &[&str]) -> Vec<LabelPair> {
     pairs
 }
 
-/// A family with metrics. `None` without metrics, since an empty family is not valid text.
+/// A family with metrics; `None` without metrics, since an empty family is not valid text.
 pub(super) fn family_of(family: &Family, metrics: Vec<Metric>) -> Option<MetricFamily> {
     if metrics.is_empty() {
         return None;
@@ -119,7 +119,6 @@ impl<R: Fn(&mut Page) + Send + Sync> Collector for Scraped<R> {
     }
 }
 
-/// All families that have something to show.
 pub(super) fn shown(registry: &Registry) -> Vec<MetricFamily> {
     let mut families = registry.gather();
     for family in &mut families {
@@ -129,9 +128,8 @@ pub(super) fn shown(registry: &Registry) -> Vec<MetricFamily> {
     families
 }
 
-/// Whether a metric is a zero of requests without a pool. Such requests, refused before they were
-/// placed, have few of the metrics that are resolved for every combination of labels; the others
-/// would be noise.
+/// Whether a metric is a zero of requests that were refused before they were placed: they have few
+/// of the metrics that are resolved for every combination of labels.
 fn is_unplaced_zero(metric: &Metric) -> bool {
     let empty = |pair: &LabelPair| matches!(pair.name(), "pool" | "model") && pair.value().is_empty();
     let nothing = metric.get_counter().get_value() == 0.0 && metric.get_histogram().get_sample_count() == 0;

@@ -1,12 +1,12 @@
 //! The last finished requests, each with all times, for an operator who asks where the time of one
 //! request went.
 //!
-//! An entry has the access log's data of a request, without texts of the client: no path, no model
-//! that is not configured. The prompt, the answer and the API key are never in a record.
+//! An entry has the access log's data without texts of the client: no path, no model that is not
+//! configured.
 //!
 //! Bounds: [`FINISHED_MAX`] requests of about 400 bytes and two ids of up to 145 bytes each, under
 //! 3 MiB, and the last [`FAILURES_MAX`] requests that were shed or failed, which would otherwise be
-//! overwritten within seconds on a busy gateway. Adding takes a lock for well under a microsecond.
+//! overwritten within seconds on a busy gateway.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use sluice_core::openai::Route;
 
 /// The most requests that are kept.
 pub const FINISHED_MAX: usize = 4_096;
-/// The most requests that were shed or failed and are kept separately.
+/// The most kept requests that were shed or failed.
 pub const FAILURES_MAX: usize = 64;
-/// The most requests with the same id that are shown; clients choose ids, and may use one again.
+/// The most requests with the same id that are shown: clients choose ids.
 const SAME_ID_MAX: usize = 8;
 
-/// One finished request. Durations are in milliseconds; values that do not apply are absent.
+/// One finished request. Values that do not apply are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestView {
@@ -86,7 +86,7 @@ pub struct RequestView {
     /// Prompt tokens that were in the engine's cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Generated tokens: counted by the engine, otherwise by events.
+    /// Generated tokens, by the engine or by events.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens: Option<u64>,
     /// Time to estimate.
@@ -95,12 +95,12 @@ pub struct RequestView {
     pub queue_ms: f64,
     /// Time to connect.
     pub connect_ms: f64,
-    /// Time for which bytes waited for the client to take them.
+    /// Time for which bytes waited for the client.
     pub client_wait_ms: f64,
     /// Time to first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<f64>,
-    /// Time to first token from the time at which the request was sent upstream.
+    /// Time to first token since the request was sent upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend_ttft_ms: Option<f64>,
     /// Time per output token.
@@ -162,7 +162,6 @@ impl LastRequests {
         push(&mut rings.all, entry, FINISHED_MAX);
     }
 
-    /// The requests with this id (the client's or the one sent upstream), latest first.
     pub(super) fn with_id(&self, id: &str) -> Vec<RequestView> {
         let rings = self.0.lock();
         let has_id = |entry: &&Finished| *entry.request_id == *id || *entry.upstream_id == *id;
@@ -175,12 +174,11 @@ impl LastRequests {
         found.into_iter().map(Finished::view).collect()
     }
 
-    /// The last requests that were shed or failed, latest first.
     pub(super) fn failures(&self, most: usize) -> Vec<RequestView> {
         self.0.lock().failures.iter().rev().take(most).map(Finished::view).collect()
     }
 
-    /// The slowest generating requests in the buffer by total time, slowest first.
+    /// The slowest generating requests by total time, slowest first.
     pub(super) fn slowest(&self, most: usize) -> Vec<RequestView> {
         let rings = self.0.lock();
         let generates = |entry: &&Finished| entry.route.is_some_and(Route::generates);

@@ -1,15 +1,14 @@
 //! Values that are read at scrape time: the pools as admission sees them, the attainment of
 //! objectives, the process.
 //!
-//! Nothing is counted here: each scrape prints a snapshot. So a removed backend is absent from the
-//! next page, and no gauge can drift.
+//! Each scrape prints a snapshot, so a removed backend is absent from the next page, and no gauge
+//! can drift.
 
 use super::exposition::Page;
 use super::families::{self, Family};
 use super::process;
 use crate::pool::{BackendView, PoolView};
 
-/// Families per backend, each with a function that reads the value.
 type BackendValue = fn(&BackendView) -> f64;
 const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
     (families::IN_FLIGHT, |backend| f64::from(backend.used.requests)),
@@ -81,7 +80,7 @@ fn add_backend(pool: &str, backend: &BackendView, page: &mut Page) {
     page.add_states(&families::BACKEND_STATE, &labels, BackendView::STATES, backend.state());
 }
 
-/// One backend per name: while a backend that moved drains, only its successor is shown.
+/// While a backend that moved drains, only its successor is shown.
 fn distinct(pool: &PoolView) -> impl Iterator<Item = &BackendView> {
     pool.backends.iter().enumerate().filter_map(|(index, backend)| {
         let same = |other: &&BackendView| other.name == backend.name;

@@ -1,13 +1,11 @@
 //! The last hour of requests by class and pool: counts, latency, and the parts of the time before
 //! the first token.
 //!
-//! Two resolutions: intervals of [`FINE_SECONDS`] for the last five minutes and of
-//! [`COARSE_SECONDS`] for the last hour. A request counts in the interval in which it ended, as
-//! [`span`](super::span) defines.
+//! Intervals of [`FINE_SECONDS`] cover the last five minutes, of [`COARSE_SECONDS`] the last hour.
+//! A request counts in the interval in which it ended, as [`span`](super::span) defines.
 //!
-//! Bounds: one pair of class and pool keeps at most 120 intervals. With every bin in use an
-//! interval takes 9 KiB, so a pair 1.1 MiB; usually a pair has under 200 KiB. [`super::series`]
-//! bounds the pairs. Time is a parameter: seconds since any moment.
+//! Bounds: a pair of class and pool ([`super::series`]) keeps at most 120 intervals of 9 KiB,
+//! usually under 200 KiB in all. Time is a parameter: seconds since any moment.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,21 +13,19 @@ use std::time::Duration;
 use super::span::Span;
 use crate::flow::Record;
 
-/// Length of a fine interval, seconds.
 pub(super) const FINE_SECONDS: u64 = 5;
-/// Length of a coarse interval, seconds.
 pub(super) const COARSE_SECONDS: u64 = 60;
-/// Number of intervals of each length that are shown, the current one included.
+/// Intervals of each length that are shown, the current one included.
 pub(super) const INTERVALS: u64 = 60;
 
-/// An interval, with the number since the beginning.
+/// An interval with its number.
 type Numbered = (u64, Span);
 
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// Oldest first; the last one is in progress. Intervals without a request are absent.
     fine: VecDeque<Numbered>,
-    /// Has the requests of `fine`, except those in the last fine interval.
+    /// The requests of `fine`, except those in the last fine interval.
     coarse: VecDeque<Numbered>,
 }
 
@@ -87,7 +83,7 @@ impl History {
         }
     }
 
-    /// Adds the intervals as of `at` to `sums`, which has [`INTERVALS`] places; the last place is
+    /// Adds the intervals as of `at` to `sums`, which has [`INTERVALS`] places, the last one for
     /// the interval in progress.
     pub(super) fn add_to(&self, sums: &mut [Span], resolution: Resolution, at: Duration) {
         let now = resolution.number(at);

@@ -2,11 +2,9 @@
 //! a class and a pool if the class ran in several pools.
 //!
 //! Latencies are in milliseconds, rounded to four digits, since bins are right within 5 %. Values
-//! that were not measured are absent. `points` has one entry for each interval, oldest first; the
-//! last interval is in progress.
+//! that were not measured are absent. `points` has one entry for each interval, oldest first.
 //!
-//! Bounds: as many rows as [`super::series`] keeps pairs, and their classes and pools; about 5 KiB
-//! of JSON each.
+//! Bounds: the pairs of [`super::series`], and their classes and pools; about 5 KiB of JSON each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,13 +16,10 @@ use serde::{Deserialize, Serialize};
 use super::history::{History, INTERVALS, Resolution};
 use super::span::{FirstTokens, Span};
 
-/// The quantiles of a row.
 const TAILS: [f64; 3] = [0.5, 0.9, 0.99];
-/// The quantiles of a point.
 const POINT: [f64; 2] = [0.5, 0.99];
-/// The quantiles of the estimate's ratio.
 const RATIOS: [f64; 3] = [0.05, 0.5, 0.95];
-/// A request from this quantile of TTFT on is slow.
+/// Quantile of TTFT from which a request is slow.
 const SLOW: f64 = 0.95;
 
 #[derive(Debug)]
@@ -43,7 +38,7 @@ pub struct HistoryReport {
     pub intervals: u64,
     /// The time that is covered, seconds: less than all intervals just after a start.
     pub covered_seconds: f64,
-    /// Requests by class, wherever they ran. Class "" has requests that were refused before they
+    /// Requests by class, wherever they ran; class "" has requests that were refused before they
     /// had one.
     pub classes: Vec<HistoryRow>,
     /// Requests by the pool in which they ran, or would have run.
@@ -85,7 +80,7 @@ pub struct HistoryRow {
     pub e2el_ms: Option<Tails>,
     /// Parts of the time before the first token.
     pub ttft_parts: Option<TtftParts>,
-    /// Share of the requests with objectives that met all of them. A request that failed or was
+    /// Share of the requests with objectives that met all of them; a request that failed or was
     /// shed met none.
     pub attainment: Option<f64>,
     /// Estimated over actual length of prompts.
@@ -116,11 +111,11 @@ pub struct TtftParts {
     pub all: PartsOfGroup,
     /// The streams up to the median.
     pub typical: PartsOfGroup,
-    /// The slowest 5 % (with their whole bin, so sometimes a few more).
+    /// The slowest 5 %, with their whole bin.
     pub slowest: PartsOfGroup,
 }
 
-/// Means, milliseconds. The four parts add up to `ttft`.
+/// Means, milliseconds; the four parts add up to `ttft`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartsOfGroup {
     /// Number of requests.
@@ -169,7 +164,6 @@ pub struct Points {
     pub e2el_ms: Vec<Option<[f64; 2]>>,
 }
 
-/// The history of these pairs as of `at`.
 pub(super) fn report(pairs: &[Arc<PairHistory>], resolution: Resolution, at: Duration) -> HistoryReport {
     let (mut classes, mut pools) = (BTreeMap::new(), BTreeMap::new());
     let mut each = Vec::new();

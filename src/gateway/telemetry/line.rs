@@ -1,9 +1,9 @@
 //! One line of the access log: a JSON object about one finished request.
 //!
-//! Keys that do not apply are left out (no backend, no first token). The line of a copy for a
-//! shadow arm has the key `copy` and the `request_id` of the original. Times are milliseconds with
-//! three decimals; `time` is when the request ended, RFC 3339 in UTC. The prompt, the answer and
-//! the API key are never in a line; `key` is the key's name.
+//! Keys that do not apply are left out. The line of a copy for a shadow arm has the key `copy` and
+//! the `request_id` of the original. Times are milliseconds with three decimals; `time` is when the
+//! request ended, RFC 3339 in UTC. The prompt, the answer and the API key are never in a line;
+//! `key` is the key's name.
 //!
 //! Keys are never renamed or removed, because users have queries on them. A line of `[records]`
 //! lacks some of the keys and has others (`Line::into_record`); `version` says how to read its
@@ -21,7 +21,7 @@ use crate::flow::Record;
 use sluice_core::openai::prefix::RECORD_VERSION;
 use sluice_core::openai::{NotContinued, Route};
 
-/// Initial capacity of a line. Usual lines have 450 to 650 bytes.
+/// Initial capacity of a line; usual lines have 450 to 650 bytes.
 const LINE_BYTES: usize = 768;
 
 #[derive(Serialize)]
@@ -201,7 +201,6 @@ fn is_zero(ms: &f64) -> bool {
     *ms == 0.0
 }
 
-/// Milliseconds with three decimals.
 fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -1,15 +1,15 @@
 //! The gateway's own log, on stderr: for people with colours on a terminal, or one JSON object per
 //! line.
 //!
-//! Lines of the gateway are written from the configured level on. Lines of libraries are written
-//! from `warn` on, or from the configured level if that is higher, because pingora logs every step
-//! of its start at `info`. pingora's errors remain: on the request path they are failed accepts.
-//! The Kubernetes client logs each failed call as an error, several a second while the API server
-//! is away. The gateway reports each such error once, so these lines are left out above `debug`.
+//! Lines of libraries are written from `warn` on, or from the configured level if that is higher,
+//! because pingora logs every step of its start at `info`. pingora's errors on the request path are
+//! failed accepts. The Kubernetes client logs each failed call as an error, several a second while
+//! the API server is away; the gateway reports each once, so these lines are left out above
+//! `debug`.
 //!
-//! `RUST_LOG` replaces all of this, in the usual syntax. Lines of libraries that use the `log`
-//! facade (pingora, tokenizers) pass the same filter. Not here: one line per request (the access
-//! log), and rotation (stderr belongs to the parent process).
+//! `RUST_LOG` replaces all of this, in the usual syntax, also for libraries that use the `log`
+//! facade. Not here: one line per request (the access log), and rotation (stderr belongs to the
+//! parent process).
 
 use std::io::IsTerminal;
 
@@ -35,7 +35,7 @@ pub enum LogError {
     Twice(#[from] TryInitError),
 }
 
-/// Sets up the log. Once per process.
+/// Sets up the log, once per process.
 pub fn init(log: &Log) -> Result<(), LogError> {
     let filter = filter(log.level, std::env::var(VARIABLE).ok().as_deref())?;
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -48,8 +48,8 @@ pub fn init(log: &Log) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Sets up warnings of the modules `of` as lines on stderr, for a command that prints progress
-/// there. Once per process.
+/// Sets up warnings of the modules `of` as lines on stderr, once per process, for a command that
+/// prints progress there.
 pub fn init_warnings(of: &str) -> Result<(), LogError> {
     let filter = match std::env::var(VARIABLE) {
         Ok(directives) if !directives.trim().is_empty() => EnvFilter::try_new(directives)?,

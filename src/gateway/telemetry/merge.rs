@@ -28,19 +28,16 @@ pub(super) const KEYS: usize = 200;
 /// The class of merged classes.
 pub(super) const ALL_CLASSES: &str = "all";
 
-/// The labels whose values count together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Merge {
     /// Pairs of pool and model that keep their names; `None`: all.
     named: Option<HashSet<[String; 2]>>,
-    /// Whether the requests of all classes count together.
     classes: bool,
-    /// The same for the metrics of keys.
+    /// [`classes`](Self::classes) for the metrics of keys.
     pub(super) classes_of_keys: bool,
 }
 
 impl Merge {
-    /// The rules for a configuration.
     pub(super) fn of(config: &Config) -> Self {
         let first = |most| config.pools.iter().flat_map(move |pool| first_models(config, pool, most));
         let (pools, all_classes) = (config.pools.len().max(1), config.classes.len().max(1));
@@ -55,13 +52,11 @@ impl Merge {
         Self { named, classes, classes_of_keys: keys * all_classes > KEYS }
     }
 
-    /// The label of a model in a pool.
     pub(super) fn model<'a>(&self, pool: &str, model: &'a str) -> &'a str {
         let is_named = |named: &HashSet<[String; 2]>| named.iter().any(|[of, name]| of == pool && name == model);
         if model.is_empty() || self.named.as_ref().is_none_or(is_named) { model } else { OTHER }
     }
 
-    /// The label of a class.
     pub(super) fn class<'a>(&self, class: &'a str) -> &'a str {
         if self.classes && !class.is_empty() { ALL_CLASSES } else { class }
     }

@@ -1,15 +1,12 @@
 //! Data for the operator: metrics, the access log, the gateway's own log.
 //!
-//! [`families`] has every metric in one table · [`collect`] updates metrics from records and
-//! renders them · [`recent`] has the last five minutes for `sluice status` · [`history`] has the
-//! last hour and [`finished`] the last requests for the live page · [`access_log`] writes one JSON
-//! line per sampled request, `records` the lines that are replayed · `otlp` sends spans and metrics
-//! to a collector · [`log`] configures the gateway's own log.
+//! [`families`] has every metric in one table; [`collect`] updates metrics from records and renders
+//! them. [`recent`], [`history`] and [`finished`] serve the live page. [`access_log`] writes one
+//! JSON line per sampled request, `records` the lines that are replayed; `otlp` sends spans and
+//! metrics to a collector; [`log`] configures the gateway's own log.
 //!
-//! The request path hands over one finished record and does not wait: recording costs about a
-//! microsecond and takes no lock that is held across I/O. When the access log cannot keep up, lines
-//! are dropped and counted. Values that admission counts (in flight, queues, states) are read at
-//! scrape time, so they cannot drift.
+//! The request path hands over one finished record and does not wait. Values that admission counts
+//! (in flight, queues, states) are read at scrape time, so they cannot drift.
 
 pub mod access_log;
 pub mod collect;

@@ -1,9 +1,9 @@
 //! The metrics page in the format OpenMetrics 1.0, which has a place for exemplars. Prometheus asks
 //! for it by default.
 //!
-//! It has the same families, labels and values as Prometheus' text format, so the same series. Two
-//! things differ: a counter is described without the suffix `_total`, and the page ends with
-//! `# EOF`, which shows that it was not cut.
+//! Families, labels and values are the same as in Prometheus' text format. Two things differ: a
+//! counter is described without the suffix `_total`, and the page ends with `# EOF`, which shows
+//! that it was not cut.
 
 use std::fmt::{Display, Formatter, Result, Write};
 use std::time::UNIX_EPOCH;
@@ -14,11 +14,10 @@ use super::exemplars::{Exemplar, Found, labels_key};
 
 const TOTAL: &str = "_total";
 
-/// The page of these families. `found`: the exemplars of histograms.
+/// The page of these families, with the exemplars `found`.
 pub(super) fn page(families: &[MetricFamily], found: &Found) -> String {
     let mut page = String::new();
     for family in families {
-        // Writing to a string does not fail.
         let _ = write_family(&mut page, family, found);
     }
     page.push_str("# EOF\n");
@@ -72,7 +71,7 @@ fn write_exemplar(page: &mut String, Exemplar { value, trace, span, at }: &Exemp
     write!(page, " # {{trace_id=\"{trace:032x}\",span_id=\"{span:016x}\"}} {} {at:.3}", Number(*value))
 }
 
-/// Labels in braces; nothing without labels. The second field is the bound of a bucket.
+/// Labels in braces, or nothing; and the bound of a bucket.
 struct Labels<'a>(&'a [LabelPair], Option<f64>);
 
 impl Display for Labels<'_> {
@@ -104,7 +103,6 @@ impl Display for Number {
     }
 }
 
-/// Text between quotes or after a name.
 struct Escaped<'a>(&'a str);
 
 impl Display for Escaped<'_> {

@@ -1,12 +1,10 @@
 //! Metrics of the gateway's process: CPU, memory, file descriptors, start time.
 //!
-//! Read from `/proc` at scrape time (three small files and one folder). A system without `/proc`
-//! has no such metrics; nothing else depends on them. Ticks of `/proc/self/stat` are 1/100 s on
-//! every Linux (USER_HZ is part of its ABI).
+//! Read from `/proc` at scrape time; a system without it has no such metrics. Ticks of
+//! `/proc/self/stat` are 1/100 s on every Linux (USER_HZ is part of its ABI).
 
 use nix::sys::resource::{Resource, getrlimit};
 
-/// Ticks per second in `/proc`.
 const USER_HZ: f64 = 100.0;
 /// Fields of `/proc/self/stat`, counted from the command's closing parenthesis.
 const UTIME: usize = 11;
@@ -24,7 +22,7 @@ pub(super) struct Process {
     pub(super) start_seconds: f64,
 }
 
-/// Reads the state. `None`: there is no readable `/proc`.
+/// Reads the state from `/proc`, if it is readable.
 pub(super) fn read() -> Option<Process> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();

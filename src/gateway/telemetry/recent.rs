@@ -2,16 +2,15 @@
 //! `sluice status` and `sluice top`, and the last minute for the API.
 //!
 //! Requests are counted by home pool, because that is the promise that a client sees: a long prompt
-//! that spilled to the short pool says nothing about short prompts. Sixty slots of five seconds; a
-//! slot is cleared when it is used again. Rates divide by the time that is covered: the window, or
-//! up to 5 s less, or less just after the start.
+//! that spilled to the short pool says nothing about short prompts. Rates divide by the time that
+//! the slots cover: the window, or up to 5 s less, or less just after the start.
 //!
-//! Quantiles (TTFT of streams, TPOT of completed requests) come from bins that grow by 2^(1/8),
-//! shown by their geometric middle, so they are right within 5 %. Attainment is the share of
-//! generating requests that met their objectives. Refused requests and clients that left do not
-//! count: clients that cancel would otherwise look like a slow engine.
+//! Quantiles (TTFT of streams, TPOT of completed requests) come from bins that grow by 2^(1/8), so
+//! they are right within 5 %. Attainment is the share of generating requests that met their
+//! objectives; refused requests and clients that left do not count, because clients that cancel
+//! would look like a slow engine.
 //!
-//! Bounds: about 97 KiB per pool, whatever the traffic. Time is a parameter.
+//! Bounds: about 97 KiB per pool. Time is a parameter.
 
 use std::time::Duration;
 
@@ -21,9 +20,9 @@ use tokio::time::Instant;
 
 use crate::flow::{Outcome, Record};
 
-/// Number of slots, which cover five minutes.
+/// Number of slots: five minutes.
 const SLOTS: usize = 60;
-/// Number of slots of the last minute.
+/// Slots of the last minute.
 const MINUTE_SLOTS: usize = 12;
 /// Length of a slot, seconds.
 const SLOT_SECONDS: u64 = 5;
@@ -31,7 +30,7 @@ const SLOT_SECONDS: u64 = 5;
 const BIN_FLOOR: f64 = 1e-4;
 /// Bins per doubling.
 const BINS_PER_OCTAVE: f64 = 8.0;
-/// Number of bins: 0.1 ms to about 1,600 s. Longer times are in the last bin.
+/// Bins from 0.1 ms to about 1,600 s; longer times are in the last bin.
 pub(super) const BINS: usize = 192;
 
 /// The numbers of a window.
@@ -87,7 +86,7 @@ struct Window {
 
 #[derive(Clone, Debug)]
 struct Slot {
-    /// The slot's number since the epoch. Older counts are cleared when the slot is used again.
+    /// The slot's number since the epoch. A slot that is used again is cleared.
     number: u64,
     counts: Counts,
     ttft: [u32; BINS],
@@ -225,7 +224,7 @@ impl Slot {
 
 pub(super) fn bin(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() / BIN_FLOOR).log2();
-    // A time below the floor has a negative number of octaves and saturates to the first bin.
+    // A time below the floor saturates to the first bin.
     ((octaves * BINS_PER_OCTAVE) as usize).min(BINS - 1)
 }
 

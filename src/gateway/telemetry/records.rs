@@ -1,10 +1,9 @@
 //! Records of requests: lines without any text of a client, in files that are rotated and bounded.
 //!
-//! Records are written like the access log: the path of a request never waits, and records that
-//! cannot be written are dropped, counted and reported once. Lines are never torn: a batch of which
-//! only a part fits on the disk is cut off again, and a file that ends in the middle of a line (the
-//! machine stopped) is closed before more is written. Several gateways may write to one path; each
-//! notices when another has renamed the file.
+//! Records are written like the access log. Lines are never torn: a batch of which only a part fits
+//! on the disk is cut off again, and a file that ends in the middle of a line (the machine stopped)
+//! is closed before more is written. Several gateways may write to one path; each notices when
+//! another has renamed the file.
 //!
 //! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be
 //! renamed, records are dropped.
@@ -33,7 +32,6 @@ pub(super) fn open(config: &Records) -> Result<AccessLogWriter, AccessLogError> 
     )
 }
 
-/// A file that is renamed when it is full.
 struct RotatedFile {
     path: PathBuf,
     max_size: u64,
@@ -43,7 +41,6 @@ struct RotatedFile {
 }
 
 impl RotatedFile {
-    /// Opens the file, which may have records of an earlier start.
     fn open(config: &Records) -> io::Result<Self> {
         let Records { path, max_size, files, .. } = config;
         let current = Appended::open(path)?;
@@ -51,7 +48,7 @@ impl RotatedFile {
         Ok(Self { path: path.clone(), max_size: max_size.0, kept: *files, current, is_torn })
     }
 
-    /// The name of a file: 0 is the file that is written, 1 the youngest full file.
+    /// The name of a file: 0 is being written, 1 the youngest full file.
     fn name(&self, number: u32) -> PathBuf {
         if number == 0 {
             return self.path.clone();
@@ -78,7 +75,7 @@ impl RotatedFile {
         (0..free).rev().try_for_each(|number| fs::rename(self.name(number), self.name(number + 1)))
     }
 
-    /// Appends whole lines, or none.
+    /// Appends all lines, or none.
     fn append(&mut self, lines: &[u8], size: u64) -> io::Result<()> {
         self.current.file.write_all(lines).inspect_err(|_| self.is_torn = self.current.file.set_len(size).is_err())
     }
@@ -91,8 +88,8 @@ impl Output for RotatedFile {
         }
         let mut size = self.current.file.metadata()?.len();
         if self.is_torn || (size > 0 && size + lines.len() as u64 > self.max_size) {
-            // Not if it was renamed already: by another gateway, or by a rotation after which the
-            // path could not be opened.
+            // Another gateway may have renamed the file, or a rotation after which the path could
+            // not be opened.
             if !self.current.moved() {
                 self.rotate()?;
             }
@@ -112,7 +109,6 @@ fn remove(path: PathBuf) -> io::Result<bool> {
     }
 }
 
-/// Whether a file ends in the middle of a line.
 fn is_torn(file: &File) -> io::Result<bool> {
     let size = file.metadata()?.len();
     let mut last = [b'\n'];

@@ -1,9 +1,9 @@
 //! The key of the hashes by which records recognise prompts.
 //!
-//! Prompts are recognised by hashes of their beginnings ([`PromptPrefix`]), so that a replay shares
-//! prefixes as the requests did. These hashes could be guessed by trying texts. So a record has the
-//! first 64 bits of SHA-256 of each hash behind a secret key: without the key, or with another one,
-//! they say nothing. Each costs about 0.2 us; a prompt of 16 kB has 20.
+//! Hashes of the beginnings of prompts ([`PromptPrefix`]) let a replay share prefixes as the
+//! requests did, but could be guessed by trying texts. So a record has the first 64 bits of SHA-256
+//! of each hash behind a secret key, without which they say nothing. Each costs about 0.2 us; a
+//! prompt of 16 kB has 20.
 
 use std::fmt::Write as _;
 use std::io;
@@ -35,7 +35,6 @@ impl Salt {
         let hash = |hash: u64| {
             let digest = self.0.clone().chain_update(hash.to_le_bytes()).finalize();
             digest[..HASH_BYTES].iter().fold(String::with_capacity(2 * HASH_BYTES), |mut text, byte| {
-                // Writing to a String cannot fail.
                 let _ = write!(text, "{byte:02x}");
                 text
             })

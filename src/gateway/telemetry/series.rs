@@ -1,12 +1,12 @@
 //! The series of each combination of label values, resolved once.
 //!
 //! Looking up a child of a Prometheus vector hashes every label value under a lock, and a request
-//! touches about ten. So the children of one combination (pool, model, arm, class) are resolved
-//! when it is first seen and kept together; a request needs one look-up for all.
+//! touches about ten. So the children of one combination (pool, model, arm, class) are kept
+//! together: one look-up for all.
 //!
-//! Bounds: [`MAX_SERIES`] combinations, [`MAX_HISTORIES`] histories and [`MAX_POOLS_SEEN`] pools.
-//! Beyond that, requests count under the label "other" everywhere, so totals stay right.
-//! [`super::merge`] lets combinations share series. One combination takes about 6 KiB.
+//! Bounds: [`MAX_SERIES`], [`MAX_HISTORIES`], [`MAX_POOLS_SEEN`]. Beyond that, requests count under
+//! the label "other" everywhere, so totals stay right. [`super::merge`] lets combinations share
+//! series. One combination takes about 6 KiB.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,8 +32,7 @@ use crate::flow::{Outcome, Record};
 use sluice_config::Config;
 use sluice_core::openai::{Route, ShedReason};
 
-/// The most combinations of pool, model, arm and class: enough for a large configuration, and a
-/// bound of 12 MiB if many reloads bring new names.
+/// The most combinations of pool, model, arm and class: 12 MiB if many reloads bring new names.
 const MAX_SERIES: usize = 2_048;
 /// The most pools: four times as many as one configuration may have, because of reloads.
 const MAX_POOLS_SEEN: usize = 256;
@@ -42,7 +41,6 @@ const MAX_POOLS_SEEN: usize = 256;
 const MAX_HISTORIES: usize = 64;
 /// Names of earlier configurations up to which a reload resets no counter.
 const RETIRED_MAX: usize = 16;
-/// The label of the route for a path that is not served.
 const NO_ROUTE: &str = "unknown";
 const OUTCOMES: usize = Outcome::LABELS.len();
 const ROUTES: usize = Route::ALL.len() + 1;
@@ -79,7 +77,6 @@ fn text(label: &Option<Arc<str>>) -> &str {
     label.as_deref().unwrap_or_default()
 }
 
-/// The series that the requests of one combination update.
 pub(super) struct Series {
     pub(super) ttft: TracedHistogram,
     pub(super) tpot: TracedHistogram,
@@ -143,8 +140,7 @@ pub(super) struct SeriesTable {
     pools: Bounded<Option<Arc<str>>, PoolSeries>,
     histories: Bounded<[Option<Arc<str>>; 2], PairHistory>,
     merge: RwLock<Merge>,
-    /// Names of the pools, models and classes in force, and of at most [`RETIRED_MAX`] that were
-    /// in force since the counters began.
+    /// Names of pools, models and classes in force, and of at most [`RETIRED_MAX`] earlier ones.
     names: RwLock<HashSet<String>>,
 }
 
@@ -179,8 +175,8 @@ impl SeriesTable {
         }
     }
 
-    /// Applies the rules for the size of a configuration. If the rules change, or if more than
-    /// [`RETIRED_MAX`] names of earlier configurations have come together, all counts begin again.
+    /// Applies the rules for the size of a configuration. If the rules change, or more than
+    /// [`RETIRED_MAX`] names are retired, all counts begin again.
     pub(super) fn configured(&self, config: &Config) {
         let pools = config.pools.iter().map(|pool| format!("pool {}", pool.name));
         let models = config.models.iter().map(|model| format!("model {}", model.name));
@@ -207,7 +203,6 @@ impl SeriesTable {
         }
     }
 
-    /// Whether labels are merged, and which.
     pub(super) fn merge(&self) -> Merge {
         self.merge.read().clone()
     }
@@ -227,7 +222,6 @@ impl SeriesTable {
         self.series.clear();
     }
 
-    /// The series of requests with the labels of this one.
     pub(super) fn series(&self, record: &Record) -> Arc<Series> {
         self.series.get(SeriesLabels::of(record), SeriesLabels::other, |labels| self.resolve(labels))
     }
@@ -236,12 +230,10 @@ impl SeriesTable {
         self.pools.get(name.cloned(), || Some(OTHER.into()), |name| self.resolve_pool(text(name)))
     }
 
-    /// Every pool that has been seen, in no order.
     pub(super) fn pools(&self) -> Vec<Arc<PoolSeries>> {
         self.pools.all()
     }
 
-    /// The history of every pair of class and pool, in no order.
     pub(super) fn histories(&self) -> Vec<Arc<PairHistory>> {
         self.histories.all()
     }
@@ -255,7 +247,6 @@ impl SeriesTable {
         })
     }
 
-    /// The counter of requests with the route and the outcome of this one.
     pub(super) fn requests<'a>(&self, series: &'a Series, record: &Record) -> &'a IntCounter {
         let (route, position) = route(record);
         let index = position * OUTCOMES + outcome_index(record.outcome);
@@ -276,7 +267,6 @@ impl SeriesTable {
         }
     }
 
-    /// Counts a request like this one that met the objectives, or did not.
     pub(super) fn count_judged(&self, series: &Series, met: bool) {
         let (labels, result) = (&series.labels, if met { "met" } else { "missed" });
         let counters = series.slo[usize::from(!met)].get_or_init(|| {
@@ -287,7 +277,6 @@ impl SeriesTable {
         counters.iter().for_each(IntCounter::inc);
     }
 
-    /// The histogram of the durations of requests like this one.
     pub(super) fn duration<'a>(&self, series: &'a Series, record: &Record) -> &'a TracedHistogram {
         if record.generates() {
             return &series.duration;
@@ -374,8 +363,7 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
             return Arc::clone(&found);
         }
         let key = if self.len.load(Ordering::Relaxed) < self.max { key } else { other() };
-        // `make` may use another map of this type, never this one, because the entry's shard is
-        // locked meanwhile.
+        // `make` never uses this map: the entry's shard is locked.
         let entry = self.map.entry(key);
         if let dashmap::Entry::Occupied(found) = &entry {
             return Arc::clone(found.get());
@@ -389,7 +377,6 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
         self.map.iter().map(|entry| (entry.key().clone(), Arc::clone(entry.value()))).collect()
     }
 
-    /// Keeps the entries whose keys are wanted.
     pub(super) fn retain(&self, is_wanted: impl Fn(&K) -> bool) {
         self.map.retain(|key, _| {
             is_wanted(key) || {
@@ -412,8 +399,8 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
     }
 }
 
-// Invariant of the functions below: the table of families has valid names without repetition, which
-// the tests establish by building a table. So the library's errors cannot happen.
+// The table of families has valid names without repetition, as tests establish by building a table:
+// the errors of the library in the functions below cannot happen.
 
 pub(super) fn register(registry: &Registry, collector: impl prometheus::core::Collector + 'static) {
     registry.register(Box::new(collector)).expect("families are registered once");
@@ -425,7 +412,6 @@ pub(super) fn counters(registry: &Registry, family: &Family) -> IntCounterVec {
     vec
 }
 
-/// Gauges of whole numbers (`AtomicI64`) or of any numbers (`AtomicF64`).
 pub(super) fn gauges<N: Atomic + 'static>(registry: &Registry, family: &Family) -> GenericGaugeVec<N> {
     let vec = GenericGaugeVec::new(Opts::new(family.name, family.help), family.labels).expect("a valid family");
     register(registry, vec.clone());

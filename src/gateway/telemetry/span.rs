@@ -1,14 +1,13 @@
 //! Counts of the requests that ended in one span of time.
 //!
-//! Only non-empty bins are kept (see [`recent`](super::recent): right within 5 %), so a quiet span
-//! costs nothing. Gaps between tokens stay in the buckets in which each stream has counted them.
+//! Only non-empty bins are kept (see [`recent`](super::recent)), so a quiet span costs nothing.
+//! Gaps between tokens stay in the buckets of each stream.
 //!
-//! A bin of TTFT also has the sums of the parts of TTFT, so the parts of the slowest requests are
-//! known, not only of the average: time in queues, time to connect, the wait for the backend (its
-//! queue and the prefill), and the rest (estimate, sending, failed attempts). The four add up to
-//! TTFT.
+//! A bin of TTFT also has the sums of its four parts, so the parts of the slowest requests are
+//! known: time in queues, time to connect, the wait for the backend (queue and prefill), and the
+//! rest (estimate, sending, failed attempts).
 //!
-//! Bounds: the kinds of bins, 9 KiB with every one in use.
+//! Bounds: 9 KiB with every kind of bin in use.
 
 use std::time::Duration;
 
@@ -23,8 +22,7 @@ const RATIOS_PER_OCTAVE: f64 = 16.0;
 /// An estimate within this share of the actual length counts as near.
 const NEAR: f64 = 0.1;
 
-/// Values by bin, in ascending order, without empty bins. The caller's bin function bounds their
-/// number.
+/// Values by bin, in ascending order, without empty bins; the bin function bounds their number.
 #[derive(Clone, Debug)]
 struct Sparse<T>(Vec<(u8, T)>);
 
@@ -57,7 +55,7 @@ impl<T: Default> Sparse<T> {
     }
 }
 
-/// Requests whose TTFT fell into one bin; sums of seconds.
+/// The requests in one bin of TTFT: their number, and the sums of their times in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct FirstTokens {
     pub(super) count: u32,
@@ -181,7 +179,6 @@ impl Span {
         self.ratio.add_all(&other.ratio, sum);
     }
 
-    /// Frees the spare capacity of all bins.
     pub(super) fn shrink(&mut self) {
         self.ttft.shrink();
         [&mut self.tpot, &mut self.e2el, &mut self.itl, &mut self.ratio].into_iter().for_each(Sparse::shrink);
@@ -191,17 +188,14 @@ impl Span {
         [self.completed, self.shed, self.failed, self.client_gone, self.refused].into_iter().map(u64::from).sum()
     }
 
-    /// Quantiles of TTFT, milliseconds.
     pub(super) fn ttft(&self, shares: &[f64]) -> Option<Vec<f64>> {
         quantiles(self.ttft.0.iter().map(|(bin, tokens)| (*bin, tokens.count)), shares, middle)
     }
 
-    /// Quantiles of TPOT, milliseconds.
     pub(super) fn tpot(&self, shares: &[f64]) -> Option<Vec<f64>> {
         quantiles(self.tpot.0.iter().copied(), shares, middle)
     }
 
-    /// Quantiles of E2EL, milliseconds.
     pub(super) fn e2el(&self, shares: &[f64]) -> Option<Vec<f64>> {
         quantiles(self.e2el.0.iter().copied(), shares, middle)
     }
@@ -217,14 +211,13 @@ impl Span {
         })
     }
 
-    /// Quantiles of the estimated over the actual length of prompts.
     pub(super) fn ratio(&self, shares: &[f64]) -> Option<Vec<f64>> {
         let middle = |bin: u8, _: f64| ((f64::from(bin) + 0.5 - RATIO_BINS as f64 / 2.0) / RATIOS_PER_OCTAVE).exp2();
         quantiles(self.ratio.0.iter().copied(), shares, middle)
     }
 
-    /// First tokens of all requests, of those up to the bin of the median, and of those from the
-    /// bin of quantile `slow` on.
+    /// First tokens of all requests, up to the bin of the median, and from the bin of quantile
+    /// `slow` on.
     pub(super) fn first_tokens(&self, slow: f64) -> [FirstTokens; 3] {
         let all = self.ttft.0.iter().fold(FirstTokens::default(), |mut sum, (_, bin)| {
             sum.add(bin);
@@ -289,7 +282,6 @@ fn quantiles(
 
 #[cfg(test)]
 impl Span {
-    /// The largest number of bins of one quantity.
     pub(super) fn bins(&self) -> usize {
         let lengths = [self.ttft.0.len(), self.e2el.0.len(), self.tpot.0.len(), self.itl.0.len(), self.ratio.0.len()];
         lengths.into_iter().max().unwrap_or(0)

@@ -1,8 +1,7 @@
 //! Records and pools for tests of telemetry and of the code that shows telemetry.
 //!
 //! The small fixture has two pools, "short" and "long", with one backend each. The large ones have
-//! the size of a big deployment, for tests and benchmarks of the page: 200 backends and 50 models,
-//! in many pools or in few.
+//! the size of a big deployment: 200 backends and 50 models, in many pools or in few.
 
 #![allow(missing_docs, unreachable_pub, reason = "used by tests alone")]
 
@@ -21,7 +20,7 @@ use sluice_core::meter::{ItlHistogram, StreamStats};
 use sluice_core::openai::Route;
 use sluice_core::openai::response::TokenUsage;
 
-/// A request at home in the short pool with this outcome and without measurements.
+/// A request at home in the short pool, without measurements.
 pub fn record(outcome: Outcome) -> Record {
     Record {
         upstream_id: "req-1".into(),
@@ -129,8 +128,6 @@ pub fn spec(name: &str, backend: &str, port: u16) -> PoolSpec {
     }
 }
 
-/// A large deployment: pairs of a pool for short and a pool for long prompts, with [`CLASSES`]
-/// classes and [`KEYS`] keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Large {
     pub pairs: usize,
@@ -141,7 +138,6 @@ pub struct Large {
 pub const CLASSES: usize = 8;
 pub const KEYS: usize = 100;
 
-/// 200 backends and 50 models in many pools and in few.
 pub const MANY_POOLS: Large = Large { pairs: 25, backends_of_a_pool: 4, models_of_a_pair: 2 };
 pub const FEW_POOLS: Large = Large { pairs: 1, backends_of_a_pool: 100, models_of_a_pair: 50 };
 

@@ -1,8 +1,7 @@
 //! The metrics page and the access log line, compared with snapshots; and that a request counts
 //! exactly once.
 //!
-//! Records are made by hand (`testing.rs`). Most tests render the page and read single series from
-//! it.
+//! Records are made by hand (`testing.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -70,8 +69,7 @@ fn without_usage(mut record: Record) -> Record {
     record
 }
 
-/// The page without values that differ from run to run: metrics of the process, and shares that
-/// fade with time.
+/// The page without values that differ from run to run.
 fn stable(page: &str) -> String {
     let varies = |name: &str| name.starts_with("process_") || name.starts_with("sluice_slo_attainment");
     let line = |line: &str| match line.rsplit_once(' ') {
@@ -81,7 +79,7 @@ fn stable(page: &str) -> String {
     page.lines().map(line).collect()
 }
 
-/// The value of one series; 0 if it is not there.
+/// The value of one series, or 0.
 fn value(page: &str, series: &str) -> f64 {
     let found = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     found.map_or(0.0, |text| text.parse().unwrap())
@@ -352,7 +350,6 @@ fn calls_that_generate_nothing_do_not_count_as_generating_ones() {
     assert_eq!(value(&page, other), 1.0);
 }
 
-/// A configuration whose pool has objectives.
 fn with_objectives() -> Config {
     let text = "[slo]\nttft = \"1s\"\nattainment = 0.95\n[[model]]\nname = \"llama\"\n[[pool]]\nname = \"short\"\n\
                 [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";

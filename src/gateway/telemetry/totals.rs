@@ -1,9 +1,8 @@
 //! Sums over the requests of each backend, key and pool since the start, from which findings and
 //! `sluice diagnose` take differences.
 //!
-//! Bounds: [`NAMES_MAX`] engines and as many keys, names of earlier configurations included;
-//! further requests count as "other". A request costs a look-up and an uncontended lock, with a key
-//! twice.
+//! Bounds: [`NAMES_MAX`], names of earlier configurations included; further requests count as
+//! "other". A request costs a look-up and an uncontended lock, with a key twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +14,6 @@ use crate::flow::{Outcome, Record};
 
 /// The most engines, and the most keys.
 const NAMES_MAX: usize = 1_024;
-/// The name beyond the bound.
 const OTHER: &str = "other";
 
 type Name = Option<Arc<str>>;
@@ -64,9 +62,8 @@ impl TotalsTable {
         }
     }
 
-    /// Adds an attempt that has failed at a backend, named with its pool. It counts when it fails,
-    /// because the request may end much later, and without a home, because the request counts in
-    /// its pool once.
+    /// Adds an attempt that has failed at a backend, named with its pool, when it fails: the
+    /// request may end much later. It has no home, because the request counts in its pool once.
     pub fn attempt_failed(&self, [pool, backend]: &[Arc<str>; 2]) {
         let other = || Some(OTHER.into());
         let name = [None, Some(Arc::clone(pool)), Some(Arc::clone(backend))];
@@ -135,7 +132,7 @@ impl Moments {
         if self.weight > 0.0 { (self.sum / self.weight).exp() } else { f64::NAN }
     }
 
-    /// Variance of the mean of the logarithms. Infinite below two values.
+    /// Variance of the mean of the logarithms; infinite below two values.
     fn variance_of_mean(&self) -> f64 {
         let count = self.count();
         if count < 2.0 {
@@ -156,7 +153,6 @@ impl Moments {
         if sure.is_finite() { sure } else { 0.0 }
     }
 
-    /// The values of `self` that are not in the earlier sums `before`.
     fn since(self, before: Self) -> Self {
         let squares = std::array::from_fn(|power| self.squares[power] - before.squares[power]);
         Self { weight: self.weight - before.weight, sum: self.sum - before.sum, squares }
@@ -170,7 +166,7 @@ pub struct Totals {
     pub ended: f64,
     /// Requests that were shed.
     pub shed: f64,
-    /// Requests that a backend or a timeout ended. At a backend also attempts that were repeated.
+    /// Requests that a backend or a timeout ended; at a backend also repeated attempts.
     pub failed: f64,
     /// Seconds in the queue of the gateway.
     pub queue_wait: f64,
@@ -188,8 +184,8 @@ pub struct Totals {
     pub tpot: Moments,
     /// Sum of the times from sending to the first token, seconds, and their number.
     pub engine_ttft: (f64, f64),
-    /// Times to the first token weighted by the length of the prompt: the sum of seconds times
-    /// tokens, and the sum of tokens.
+    /// Times to the first token weighted by the length of the prompt: seconds times tokens, and
+    /// tokens.
     pub token_ttft: (f64, f64),
     /// Estimated lengths of prompts divided by the engine's count, weighted by the count.
     pub estimates: Moments,
@@ -221,8 +217,8 @@ impl Totals {
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
         }
-        // While the engine was not read, the client held it up. A continued stream had its first
-        // token on another engine, and its time per token includes the seam.
+        // The client held the engine up; or the stream was continued, so that the first token came
+        // from another engine, and the time per token includes the seam.
         if record.held_up || record.continued > 0 {
             return;
         }

@@ -1,11 +1,11 @@
 //! A change of one flag on all engines of a pool, and the experiments that test it.
 //!
 //! The *canary* changes first; it is compared with the *control*. It serves no client until it has
-//! served copies of requests, so an engine that crashes, hangs or fails under load harms no client.
-//! After that, requests load each changed engine at most as much as the copies did
-//! ([`EngineChange::proved`]), until the change ends. Before the comparison, all engines serve
-//! their backlog: a backlog on one side would favour the other. In the comparison, the gateway
-//! draws an arm for each request. [`phase`](super::phase) has the order of the stages.
+//! served copies of requests, so an engine that fails under load harms no client. Until the change
+//! ends, requests load each changed engine at most as much as the copies did
+//! ([`EngineChange::proved`]). Before the comparison, all engines serve their backlog: a backlog on
+//! one side would favour the other. In the comparison, the gateway draws an arm for each request.
+//! [`phase`](super::phase) has the order of the stages.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +19,10 @@ use sluice_core::base::PoolId;
 pub const EXPERIMENT: &str = "sluice-tuner";
 const CONTROL: &str = "control";
 const CANARY: &str = "canary";
-/// The canary stops at once if the share of failed requests exceeds the control's share by this.
+/// The canary stops once the share of failed requests exceeds the control's by this.
 const GUARD_ERRORS: f64 = 0.01;
-/// Copies on the canary, as a multiple of an engine's share of all requests: a load that is too
-/// much must show before the canary serves clients.
+/// Copies on the canary, as a multiple of an engine's share of all requests: too much load must
+/// show before the canary serves clients.
 const COPIES_LOAD: f64 = 2.0;
 /// The pool's limits are the real bound.
 const COPIES_IN_FLIGHT: u32 = 1_024;
@@ -49,11 +49,11 @@ pub enum Stage {
 /// A change of one flag on all engines of a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineChange {
-    /// Different for each change.
+    /// The number of the change, different for each.
     pub number: u64,
     /// The pool.
     pub pool: String,
-    /// All backends of the pool: first the canary, then the control.
+    /// All backends of the pool, first the canary, then the control.
     pub backends: Vec<String>,
     /// The flag.
     pub flag: EngineFlag,
@@ -71,7 +71,7 @@ pub struct EngineChange {
     /// Mean loss of a request before the change.
     #[serde(default)]
     pub loss_before: f64,
-    /// Fall of the mean loss on engines with the new value, by simulation; `None`: not simulated.
+    /// Fall of the mean loss by simulation, if simulated.
     pub forecast: Option<f64>,
     /// Whether the gain pays even if requests wait during a restart.
     #[serde(default)]
@@ -107,7 +107,6 @@ impl EngineChange {
         }
     }
 
-    /// For an engine that has the old value, or that the tuner must leave alone.
     pub(super) fn leave_out(&mut self, backend: &str) {
         self.changed.retain(|other| other != backend);
     }
@@ -121,8 +120,8 @@ impl EngineChange {
         }
     }
 
-    /// Whether this mean loss on the canary is below the loss before the change. True without
-    /// limits: the comparison with the control then decides alone.
+    /// Whether this mean loss on the canary is below the loss before the change. Without limits,
+    /// the comparison with the control decides alone.
     pub(super) fn improves(&self, loss: f64) -> bool {
         self.limits.is_none() || loss < self.loss_before
     }
@@ -132,7 +131,6 @@ impl EngineChange {
         self.limits.filter(|_| serves || self.limits_first)
     }
 
-    /// The arms of [`experiment`](Self::experiment): control and canary.
     pub(crate) fn labels() -> [String; 2] {
         [CONTROL, CANARY].map(|arm| format!("{EXPERIMENT}/{arm}"))
     }

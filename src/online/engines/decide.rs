@@ -2,7 +2,6 @@
 //!
 //! The tuner simulates every value near the present ones, and begins the change with the largest
 //! certain gain if that gain pays for the restarts. Without a simulation it follows the diagnosis.
-//! The belief says why nothing is done.
 
 use std::time::Duration;
 
@@ -19,14 +18,14 @@ use super::verdict::{ENGINE_GAIN, ENGINE_GAIN_MIN};
 use crate::event::{Acting, Event, EventKind, Proposal};
 use crate::limits::PoolLimits;
 
-/// Shortest time between two simulations, and the longest, for a load that has lasted long.
+/// Shortest and longest time between two simulations.
 pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
-/// A change must gain this multiple of its cost over the expected time.
+/// Multiple of the cost that a change must gain over the expected time.
 pub(super) const PAYS: f64 = 3.0;
-/// Bounds of the time that a load is expected to last.
+/// Bounds of the expected time of a load.
 pub(super) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
-/// The share of the loss that a change without a simulation certainly gains.
+/// Share of the loss that a change without a simulation certainly gains.
 const ASSUMED: f64 = 0.25;
 /// Assumed duration of a restart until one was seen.
 const RESTART: Duration = Duration::from_secs(120);
@@ -66,7 +65,7 @@ impl EngineTuner {
         self.proposals.withdraw_if(|change| !needs.iter().any(|need| need.of(&change.pool).is_some()));
         let mut pools: Vec<_> =
             needs.into_iter().flat_map(|need| need.pools.iter().map(move |pool| (need, pool))).collect();
-        // Pools take turns, even if no change helps one of them.
+        // Pools take turns.
         let last = pools.iter().position(|(_, pool)| self.asked_last.as_ref() == Some(&pool.name));
         pools.rotate_left(last.map_or(0, |last| last + 1));
         let mut why_not = String::new();
@@ -84,7 +83,7 @@ impl EngineTuner {
         self.belief = why_not;
     }
 
-    /// The question to simulate for a pool, or the reason to leave the engines alone.
+    /// The question to simulate, or the reason to leave the engines alone.
     fn question(
         &mut self,
         look: &EngineLook<'_>,
@@ -156,8 +155,8 @@ impl EngineTuner {
             return self.drop_proposal(&question.pool);
         }
         let lasted = look.now.saturating_sub(need.load_since);
-        // Each simulation uses new requests. A change that does not pay yet can only pay once the
-        // load has lasted distinctly longer.
+        // Each simulation uses new requests. A change that does not pay yet needs a load that has
+        // lasted distinctly longer.
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
         self.phase.enter(Phase::Watching { from: look.now + wait });
         let answer = &self.pooled.entry(question.pool.clone()).or_default().add(&question, answer);
@@ -185,7 +184,7 @@ impl EngineTuner {
         self.weigh(question, answer, (need, pool), best, look);
     }
 
-    /// Begins or proposes a change that matters and pays; otherwise keeps the reason.
+    /// Begins or proposes a change that pays; otherwise keeps the reason.
     fn weigh(
         &mut self,
         question: EngineQuestion,
@@ -283,7 +282,7 @@ impl EngineTuner {
                 100.0 * now.attainment
             );
             let certain = self.trust.certain(gain, forecast.error);
-            // A restart must pay by the flag's gain, without the gain of the limits alone.
+            // A restart must pay by the flag's gain alone.
             let measured = found.unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
             let certain = certain.min(self.trust.certain(measured, forecast.error));
             Some(Best { candidate: *one, certain, forecast: Some(measured), why })
@@ -322,7 +321,7 @@ impl EngineTuner {
         self.note(look.now, EventKind::Tried, self.belief.clone());
     }
 
-    /// Whether a change may begin; adds the reason to the belief if not.
+    /// Whether a change may begin; otherwise the belief gets the reason.
     fn may_begin(&mut self, look: &EngineLook<'_>, change: &EngineChange) -> bool {
         // Two restarts must be left, so that the canary can return.
         let why = if let Some(why) = look.stands_back.or(look.waits) {
@@ -352,7 +351,7 @@ fn is_outdated(look: &EngineLook<'_>, change: &EngineChange) -> bool {
         || change.backends.iter().any(|backend| look.engine(&change.pool, backend).is_none())
 }
 
-/// The backends of a pool, rotated by `number`, so that canaries take turns.
+/// The backends of a pool, rotated by `number`: canaries take turns.
 fn backends(look: &EngineLook<'_>, pool: &str, number: usize) -> Vec<String> {
     let mut backends: Vec<String> = look.engines_of(pool).map(|engine| engine.backend.clone()).collect();
     let first = number % backends.len().max(1);
@@ -366,7 +365,8 @@ fn still_applies(question: &EngineQuestion, need: &Need) -> bool {
     need.since.is_some() && question.limits.iter().all(is_in_force)
 }
 
-/// Limits that alone gain at least as much as the best change is certain to gain, and why.
+/// The best limits without a change of flags, and the reason, if their gain reaches `certain`: the
+/// least gain of the best change.
 fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> Option<(PoolLimits, String)> {
     let now = answer.now?;
     let each = question.candidates.iter().zip(&answer.candidates);
@@ -378,9 +378,8 @@ fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> 
 }
 
 /// Cost of a change of `count` engines, in loss of a request times seconds. `absent`: how long the
-/// canary restarts and gets copies. `absence`: rise of the mean loss while one engine is gone;
-/// `changed`: this rise once the other engines have the change. The cost moves from `absence` to
-/// `changed` as engines restart in turn.
+/// canary restarts and gets copies. The mean loss with one engine less rises by `absence` at first,
+/// and by `changed` once the other engines have the change.
 fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();
     let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };

@@ -1,7 +1,7 @@
-//! vLLM flags that the tuner changes by restarting engines, and the values next to a value.
+//! vLLM flags that the tuner changes by restarting engines, and the values next to a value
+//! ([`EngineFlag::near`]).
 //!
-//! A change is one flag of all engines of a pool, by one step or two, within the bounds of
-//! [`EngineFlag::near`].
+//! A change is one flag of all engines of a pool.
 
 use std::collections::BTreeMap;
 
@@ -17,12 +17,12 @@ pub enum EngineFlag {
     MaxNumSeqs,
     /// Tokens in a step.
     MaxNumBatchedTokens,
-    /// The most tokens of one prompt in a step; 0: no limit.
+    /// Most tokens of one prompt in a step; 0: no limit.
     LongPrefillTokenThreshold,
     /// Steps from one prefill to the next while something decodes; 1: no limit. Without data
     /// parallelism, vLLM obeys it since 0.33.
     PrefillScheduleInterval,
-    /// The most tokens of a step with a captured CUDA graph.
+    /// Most tokens of a step with a captured CUDA graph.
     MaxCudagraphCaptureSize,
     /// Share of the GPU's memory that vLLM uses.
     GpuMemoryUtilization,
@@ -31,7 +31,7 @@ pub enum EngineFlag {
 /// Values of flags.
 pub type Flags = BTreeMap<EngineFlag, f64>;
 
-/// Values of `LongPrefillTokenThreshold`, apart from 0.
+/// Values of `LongPrefillTokenThreshold` above 0.
 const PIECES: [f64; 7] = [64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
 const MEMORY_STEP: f64 = 0.05;
 
@@ -58,7 +58,7 @@ impl EngineFlag {
         }
     }
 
-    /// The flag of that name.
+    /// The flag of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|flag| flag.name() == name)
     }
@@ -79,7 +79,7 @@ impl EngineFlag {
         }
     }
 
-    /// The values to try next: one step away, or two where a step is a factor of two.
+    /// The values to try: one step away, or two where a step is a factor of two.
     pub fn near(self, value: f64) -> Vec<f64> {
         let (values, least, most): (Vec<f64>, f64, f64) = match self {
             Self::MaxNumSeqs => (powers(value), 1.0, 4_096.0),
@@ -103,13 +103,12 @@ impl EngineFlag {
         near
     }
 
-    /// Like [`near`](Self::near), if at most `used` sequences ran at once: [`Self::MaxNumSeqs`]
-    /// steps down to below `used`, because values above have no effect.
+    /// [`near`](Self::near), if at most `used` sequences ran at once: [`Self::MaxNumSeqs`] steps
+    /// down to below `used`, because values above have no effect.
     pub fn near_used(self, value: f64, used: f64) -> Vec<f64> {
         let mut near = self.near(value);
         if self == Self::MaxNumSeqs && used > 1.0 && used < near.iter().copied().fold(value, f64::min) {
             near.retain(|near| *near > value);
-            // The largest power of two below `used`, and half of it.
             let most = (used.log2().ceil() - 1.0).exp2();
             near.extend([most / 2.0, most].into_iter().filter(|fewer| *fewer >= 1.0));
         }

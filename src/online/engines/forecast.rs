@@ -1,11 +1,10 @@
 //! Questions about flags, the answers by simulation, and how far the answers can be trusted.
 //!
-//! The caller replays the requests of the last minutes, as for limits
-//! ([`LimitsQuestion`](crate::limits::forecast::LimitsQuestion)). Measured changes correct later
-//! forecasts: the realised share of a forecast gain is taken to be normal around an unknown mean,
-//! which starts at 1 and counts as one measurement. The variance starts at the square of [`SPREAD`]
-//! and counts as [`SPREAD_COUNTS`] measurements (conjugate normal model, with a normal in place of
-//! the t distribution). Bounds: [`REMEMBERED`] changes.
+//! The caller replays the requests of the last minutes, as for limits. Measured changes correct
+//! later forecasts: the realised share of a forecast gain is taken to be normal around an unknown
+//! mean, which starts at 1 and counts as one measurement. The variance starts at the square of
+//! [`SPREAD`] and counts as [`SPREAD_COUNTS`] measurements (conjugate normal model, with a normal
+//! in place of the t distribution). Bounds: [`REMEMBERED`].
 
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ pub struct EngineCandidate {
     pub flag: EngineFlag,
     /// The new value.
     pub to: f64,
-    /// Limits of the pool that change with it; `None`: limits stay.
+    /// Limits of the pool that change with it, if any.
     pub limits: Option<PoolLimits>,
 }
 
@@ -68,9 +67,9 @@ pub struct EngineAnswer {
 /// the candidates with the smallest loss, the last.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CandidateForecast {
-    /// Forecast with flag and limits of the candidate; `None`: vLLM would refuse the flag.
+    /// Forecast with flag and limits; `None`: vLLM would refuse the flag.
     pub forecast: Option<Forecast>,
-    /// Forecast with the candidate's limits alone; `None`: it has none.
+    /// Forecast with the candidate's limits alone, if any.
     pub unchanged: Option<Forecast>,
     /// [`EngineAnswer::absence`] if the other engines have the candidate.
     pub absence_with: Option<f64>,
@@ -79,7 +78,6 @@ pub struct CandidateForecast {
 }
 
 impl EngineAnswer {
-    /// A message if the simulation does not show the measured loss.
     pub(super) fn unexplained(&self, measured: f64) -> Option<String> {
         self.now?.unexplained(measured)
     }
@@ -94,7 +92,7 @@ pub struct Realised {
     pub flag: EngineFlag,
     /// The values before and after.
     pub values: (f64, f64),
-    /// Forecast fall of the mean loss; absent if not simulated.
+    /// Forecast fall of the mean loss, if simulated.
     pub forecast: Option<f64>,
     /// Measured fall of the mean loss.
     pub realised: f64,
@@ -122,7 +120,7 @@ impl Trust {
         &self.0
     }
 
-    /// The part of a forecast gain that is certain enough to act on. `error`: standard error.
+    /// The part of a forecast gain with this standard `error` that is certain enough to act on.
     pub fn certain(&self, gain: f64, error: f64) -> f64 {
         // A tiny forecast gives no useful ratio.
         let shares = self.0.iter().filter_map(|one| {

@@ -1,9 +1,7 @@
 //! Input and orders of the slow layer: plain data between [`EngineTuner`](super::EngineTuner) and
-//! the caller.
+//! the caller, who looks about once a second and carries out every [`TunerOrder`].
 //!
-//! The caller looks about once a second and carries out every [`TunerOrder`]. It reports an answer
-//! for each [`TunerOrder::Simulate`] and [`TunerOrder::SimulateLimits`], and a [`Restarted`] for
-//! each [`TunerOrder::Restart`].
+//! A simulation returns an answer, a restart a [`Restarted`].
 
 use std::time::Duration;
 
@@ -112,7 +110,7 @@ pub struct Need {
     pub load_since: Duration,
     /// Limits of all pools, without a change on trial.
     pub limits: Limits,
-    /// Judged requests so far, and the number that missed an objective.
+    /// Judged requests so far, and the misses.
     pub totals: (f64, f64),
     /// The most sequences that ran at once on one engine; 0: unknown.
     pub running_peak: f64,
@@ -120,11 +118,11 @@ pub struct Need {
     pub score: Score,
     /// Share of requests that should meet their objectives.
     pub target: f64,
-    /// The advice of the diagnosis: the flag, whether to raise it, and why.
+    /// The diagnosis: the flag, whether to raise it, and why.
     pub advice: Option<(EngineFlag, bool, String)>,
 }
 
-/// Everything that a decision depends on.
+/// The facts for one decision.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineLook<'a> {
     /// Now.
@@ -135,7 +133,7 @@ pub struct EngineLook<'a> {
     pub needs: &'a [Need],
     /// Whether changes may be made.
     pub acting: Acting,
-    /// Why a change under way must be dropped and none may begin.
+    /// Why a change under way must be dropped, and none may begin.
     pub stands_back: Option<&'a str>,
     /// Why no engine may be restarted now.
     pub waits: Option<&'a str>,
@@ -148,7 +146,7 @@ pub struct EngineLook<'a> {
 /// An order to the caller.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TunerOrder {
-    /// Simulate, with the requests of the last minutes filled in.
+    /// Simulate flags, with the requests of the last minutes.
     Simulate(EngineQuestion),
     /// Simulate other limits.
     SimulateLimits(LimitsQuestion),

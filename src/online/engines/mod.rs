@@ -1,11 +1,10 @@
 //! The slow layer: changes flags by restarting engines one by one, where limits no longer help.
 //!
-//! Where objectives are missed, the tuner simulates values near the present ones ([`decide`]). A
-//! change begins if the certain gain ([`Trust`]) is at least [`verdict::ENGINE_GAIN`] of the loss,
-//! and exceeds [`decide::PAYS`] times the cost of the restarts over the time for which the load
-//! should last: as long again as it has lasted (Lindy's law), within [`decide::DWELL`]. [`phase`]
-//! has the stages of a change, [`trial`] and [`verdict`] the rules of the stages. Two failures
-//! without a promotion freeze the tuner.
+//! A change begins if the certain gain ([`Trust`]) in a simulation is at least
+//! [`verdict::ENGINE_GAIN`] of the loss, and exceeds [`decide::PAYS`] times the cost of the
+//! restarts over the time for which the load should last: as long again as it has lasted (Lindy's
+//! law), within [`decide::DWELL`]. [`phase`] has the stages of a change, [`trial`] and [`verdict`]
+//! their rules. Two failures without a promotion freeze the tuner.
 //!
 //! Pure: the caller simulates, restarts and reports. Bounds: one change at a time.
 
@@ -39,11 +38,11 @@ use crate::gate::{Closing, Closings, Proposals};
 use crate::limits::PoolLimits;
 use sluice_config::{Config, Experiment};
 
-/// A simulation without an answer after this time has failed; a later answer is ignored.
+/// A simulation without an answer after this time has failed.
 const SIMULATED: Duration = Duration::from_secs(3_600);
 /// After this time without a look, the gateway stood still and missed events.
 const STOOD_STILL: Duration = Duration::from_secs(60);
-/// How long a value that failed stays closed: after the first failure, and at most.
+/// How long a value that failed stays closed: at first, and at most.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(6 * 3_600), Duration::from_secs(7 * 24 * 3_600));
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -54,7 +53,7 @@ pub struct EngineTuner {
     pub(crate) phase: Phase,
     pub(crate) proposals: Proposals<EngineChange>,
     trust: Trust,
-    /// Number of changes so far, proposed ones included.
+    /// Number of changes, proposed ones included.
     numbers: u64,
     /// Values that failed, by pool and flag.
     closed: Closings<(String, EngineFlag, f64), ()>,
@@ -62,7 +61,6 @@ pub struct EngineTuner {
     restarts: VecDeque<Duration>,
     failures: u32,
     frozen: Option<String>,
-    /// Duration of the last restart.
     lasts: Option<Duration>,
     pooled: BTreeMap<String, Pooled>,
     asked_last: Option<String>,
@@ -266,7 +264,6 @@ impl EngineTuner {
         orders
     }
 
-    /// Drops the data of another configuration.
     pub(crate) fn forget(&mut self) {
         self.proposals.withdraw();
         self.suggested = None;
@@ -275,12 +272,12 @@ impl EngineTuner {
         match &mut self.phase {
             Phase::Watching { .. } => {}
             Phase::Simulating { question, .. } => *question = None,
-            // Engines return under the limits of the configuration.
+            // Engines return under the configured limits.
             Phase::Changing(trial) => trial.change.limits = None,
         }
     }
 
-    /// Takes the change under way back, because something else changed.
+    /// Takes the change under way back.
     pub fn stand_back(&mut self, why: &str, now: Duration) -> Vec<TunerOrder> {
         let mut orders = Vec::new();
         if self.stage().is_some_and(|stage| stage != Stage::Return) {

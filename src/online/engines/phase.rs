@@ -9,7 +9,7 @@
 //!
 //! An engine restarts in canary, promotion and return; in the other steps all engines must serve.
 //! [`Phase::enter`] and [`EngineTrial::enter`] make every transition; builds with debug assertions
-//! stop at one that is not in this picture.
+//! stop at any other.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) enum Phase {
 pub(crate) struct EngineTrial {
     pub(crate) change: EngineChange,
     step: Step,
-    /// Requests and misses when the change began, or once known.
+    /// Requests and misses when the change began, once known.
     pub(super) before: Option<(f64, f64)>,
     pub(super) missed_before: f64,
     pub(super) waited: usize,
@@ -59,7 +59,6 @@ pub(crate) struct Restart {
     pub(super) since: Duration,
     /// Time of the next attempt.
     pub(super) retry: Duration,
-    /// Number of failed attempts.
     pub(super) failed: u32,
     /// The backend, and when the restart was ordered.
     pub(super) ordered: Option<(String, Duration)>,
@@ -73,7 +72,6 @@ pub(crate) struct Measure {
 }
 
 impl Phase {
-    /// Enters another phase, or begins the same one anew.
     pub(crate) fn enter(&mut self, next: Self) {
         debug_assert!(self.leads_to(&next), "{self:?} to {next:?}");
         *self = next;

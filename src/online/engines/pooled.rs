@@ -1,9 +1,8 @@
 //! Pools the forecasts of successive simulations with the same flags, limits and load.
 //!
-//! Each simulation has other requests, so several make a gain more certain. The error of the mean
-//! assumes independent simulations, or is the scatter of the gains if larger: batches within one
-//! simulation are alike where the queue is nearly always full. Bounds: [`ROUNDS_MAX`] simulations,
-//! the oldest go first.
+//! Each simulation has other requests. The error of the mean assumes independent simulations, or is
+//! the scatter of the gains if larger: batches within one simulation are alike where the queue is
+//! nearly always full. Bounds: [`ROUNDS_MAX`] simulations, the oldest go first.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,7 +25,6 @@ pub(super) struct Subject {
     pub(super) load_since: Duration,
 }
 
-/// The latest values, at most [`ROUNDS_MAX`].
 #[derive(Clone, Debug, Default)]
 struct Sample(VecDeque<f64>);
 
@@ -63,7 +61,6 @@ impl Sample {
 #[derive(Clone, Debug, Default)]
 struct Forecasts {
     gains: Sample,
-    /// Squared standard errors of `gains`.
     errors: Sample,
     /// Change of the attainment.
     attainment: Sample,
@@ -81,7 +78,6 @@ impl Forecasts {
         if count > 1.0 { within.max((self.gains.squares() / (count * (count - 1.0))).sqrt()) } else { within }
     }
 
-    /// Bounds of the gain, if the simulation is right.
     fn range(&self) -> Option<(f64, f64)> {
         let (gain, error) = (self.gains.mean()?, BOUND * self.error());
         Some((gain - error, gain + error))
@@ -98,14 +94,12 @@ pub(super) struct Pooled {
 }
 
 impl Pooled {
-    /// Begins a subject and forgets the others.
     pub(super) fn begin(&mut self, subject: Subject) {
         if self.subject.as_ref() != Some(&subject) {
             *self = Self { subject: Some(subject), ..Self::default() };
         }
     }
 
-    /// Returns the pooled answer for the question's candidates.
     pub(super) fn add(&mut self, question: &EngineQuestion, answer: &EngineAnswer) -> EngineAnswer {
         let Some(now) = answer.now.filter(|now| now.loss.is_finite()) else { return answer.clone() };
         self.now.add(now.loss);

@@ -1,9 +1,8 @@
-//! The load of copies that a changed engine has sustained, so that an engine which fails above some
-//! load fails with copies, not with clients.
+//! The load of copies that a changed engine has sustained: above it, only copies may fail.
 //!
 //! A load counts if a look saw it and a copy that began later was served before any copy failed: an
-//! engine that crashed or hangs serves none. Sequences and tokens count separately, because
-//! different faults depend on them.
+//! engine that hangs serves none. Sequences and tokens count separately, because different faults
+//! depend on them.
 
 use std::time::Duration;
 
@@ -47,7 +46,6 @@ pub(crate) struct Proof {
     waits: Option<(Load, Duration)>,
     next: Option<(Load, Duration)>,
     proved: Load,
-    /// Failed copies at the last look.
     failed: u64,
 }
 

@@ -1,7 +1,7 @@
 //! State of the slow layer that survives a restart of the gateway.
 //!
-//! Fields of the JSON form are only added, with a default, so a newer gateway reads the file of an
-//! older one.
+//! Fields of the JSON form are only added, with a default, so that a newer gateway reads an older
+//! file.
 
 use serde::{Deserialize, Serialize};
 

@@ -2,8 +2,8 @@
 //!
 //! An engine that is absent, or whose restart is blocked, is waited for at most [`BLOCKED`]. The
 //! canary gets copies until it has served enough of them ([`COPIES_SERVED`], [`COPIES_SOON`]). Then
-//! all engines serve the backlog for at most [`RECOVERY`]. Changed engines take more load than
-//! their copies proved only step by step, each time that requests wait for [`RAMP`].
+//! all engines serve the backlog for at most [`RECOVERY`]. Each time that requests have waited for
+//! [`RAMP`], changed engines get a little more load than their copies proved.
 
 use std::time::Duration;
 
@@ -32,9 +32,9 @@ const COPIED: u32 = 3;
 pub(super) const RECOVERY: Duration = Duration::from_secs(300);
 /// Arrivals this soon after the start of a comparison do not count.
 const COMPARISON_SETTLE: Duration = Duration::from_secs(60);
-/// A comparison ends after requests have waited this long for room on the canary.
+/// Wait of requests for room on the canary that ends a comparison.
 const HELD_UP: Duration = Duration::from_secs(30);
-/// Requests that wait this long raise the bounds of changed engines in recovery and promotion.
+/// Wait of requests after which changed engines get higher bounds in recovery and promotion.
 const RAMP: Duration = Duration::from_secs(5);
 /// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);
@@ -54,7 +54,6 @@ impl EngineTuner {
         engines.iter().map(|engine| self.bound(engine, engines).map(trial)).collect()
     }
 
-    /// Bound on the load by requests; `None`: the limits alone.
     pub(super) fn bound(&self, engine: &EngineState, engines: &[EngineState]) -> Option<Load> {
         let trial = self.trial().filter(|trial| trial.change.pool == engine.pool)?;
         let (change, stage) = (&trial.change, trial.stage());
@@ -66,8 +65,7 @@ impl EngineTuner {
         (!is_last).then_some(bound)
     }
 
-    /// Requests that arrive from then on count in a comparison that begins now; `None`: no arms are
-    /// compared.
+    /// Arrivals from then on count in a comparison that begins now; `None`: no arms are compared.
     pub(crate) fn compares_from(&self, now: Duration) -> Option<Duration> {
         match self.stage()? {
             Stage::Copies => Some(now),
@@ -243,8 +241,8 @@ impl EngineTuner {
         }
     }
 
-    /// Raises the bound step by step in promotion or recovery while requests wait: narrow engines
-    /// serve too few copies to show the capacity of a wide one.
+    /// While requests wait in promotion or recovery, raises the bound: narrow engines serve too few
+    /// copies to show the capacity of a wide one.
     pub(super) fn raise_bound(&mut self, look: &EngineLook<'_>) {
         let open = self.trial_mut().filter(|trial| matches!(trial.stage(), Stage::Recovery | Stage::Promotion));
         if let Some(trial) = open
@@ -267,7 +265,7 @@ impl EngineTuner {
 
     fn recover(&mut self, look: &EngineLook<'_>, since: Duration, orders: &mut Vec<TunerOrder>) {
         let Some(trial) = self.trial_mut() else { return };
-        // Where unchanged engines cannot keep up, the queue stays; it affects both arms alike.
+        // Where unchanged engines cannot keep up, the queue stays, for both arms alike.
         if look.now >= since + RECOVERY || !trial.is_longer(look.engines_of(&trial.change.pool)) {
             trial.enter(Step::Compared(Measure::at(look.now + COMPARISON_SETTLE)));
             orders.push(TunerOrder::Configure);
@@ -276,13 +274,13 @@ impl EngineTuner {
 }
 
 impl EngineTrial {
-    /// Leaves out this engine, and goes on with the next that must return.
+    /// Leaves out this engine, and returns the next.
     fn return_next(&mut self, backend: &str, now: Duration) {
         self.change.leave_out(backend);
         self.enter(Step::Return(Restart::at(now)));
     }
 
-    /// Whether the queue is longer than before the change. Under overload it is never empty.
+    /// Whether the queue is longer than before the change: under overload it is never empty.
     fn is_longer<'a>(&self, mut engines: impl Iterator<Item = &'a EngineState>) -> bool {
         engines.any(|engine| engine.waiting > self.waited.max(self.change.backends.len()))
     }

@@ -16,14 +16,13 @@ use super::phase::{EngineTrial, Phase, Restart, Step};
 use crate::event::{Event, EventKind};
 use crate::observe::arms::ArmDifference;
 
-/// A gain must be at least this share of the loss, ..
+/// Least gain as a share of the loss, ..
 pub(super) const ENGINE_GAIN: f64 = 0.05;
-/// .. and at least this loss.
+/// .. and as a loss.
 pub(super) const ENGINE_GAIN_MIN: f64 = 0.005;
 /// Confidence of the verdict on a canary, at all times together.
 const CANARY_CONFIDENCE: f64 = 0.99;
-/// When a comparison without a winner ends; the later time if it shows [`PROMISING`] of the
-/// forecast gain.
+/// When a comparison without a winner ends; later if it shows [`PROMISING`] of the forecast gain.
 pub(super) const COMPARED: (Duration, Duration) = (Duration::from_secs(2_700), Duration::from_secs(3 * 3_600));
 const PROMISING: f64 = 1.0 / 3.0;
 /// Batches after which a gain too small to matter ends the comparison.
@@ -129,7 +128,7 @@ impl EngineTuner {
         self.give_up(now, why, orders);
     }
 
-    /// Takes a change back without a failure. The value is closed for a while.
+    /// Takes a change back without a failure, and closes the value for a while.
     pub(super) fn give_up(&mut self, now: Duration, why: &str, orders: &mut Vec<TunerOrder>) {
         let value = self.change().map(|change| (change.pool.clone(), change.flag, change.to));
         value.into_iter().for_each(|value| self.closed.close(value, (), now));
@@ -137,7 +136,7 @@ impl EngineTuner {
         self.take_back(now, orders);
     }
 
-    /// The experiment was stopped by a guardrail or an operator: the change has failed.
+    /// A guardrail or an operator stopped the experiment: the change has failed.
     pub fn experiment_stopped(&mut self, why: &str, now: Duration) -> Vec<TunerOrder> {
         let mut orders = Vec::new();
         if self.trial().is_some_and(|trial| matches!(trial.step(), Step::Copies(_) | Step::Compared(_))) {

@@ -1,5 +1,5 @@
-//! All causes seen at one moment: [`engines`] has the rules about one engine, [`load`] the rules
-//! about a pool's load, and this file the rules about settings that differ within a pool.
+//! All causes seen at one moment. [`engines`] has the rules about one engine, [`load`] about a
+//! pool's load, and this file about settings that differ within a pool.
 //!
 //! A rule compares the last minute with the other engines of the pool, or with the hour before. It
 //! asks for certainty and, where a change can be harmless, for a symptom ([`Minute`]).

@@ -1,5 +1,5 @@
 //! The rules about one engine: silent, down, failing, slow, short of memory or of adapter slots, or
-//! behind a slow way. The most specific cause of an engine counts.
+//! behind a slow way. The most specific cause counts.
 //!
 //! An engine is compared with the other engines of its pool. Metrics pages are sums since the
 //! engine's start, in seconds and numbers.
@@ -9,31 +9,31 @@ use super::finding::{Cause, Finding};
 use super::minute::{Minute, VALUES_MIN};
 use sluice_gateway::telemetry::totals::Totals;
 
-/// Factor from which an engine is slow, with certainty.
+/// Factor from which an engine is certainly slow.
 const SLOWER: f64 = 1.5;
-/// The same for an engine of which few requests end; by the gaps between tokens on its page,
-/// compared with the slowest other engine, from so many gaps on.
+/// [`SLOWER`] for an engine of which few requests end: by the gaps between tokens on the metrics
+/// page, compared with the slowest other engine, and the fewest gaps.
 const MUCH_SLOWER: f64 = 3.0;
 const GAPS_MIN: f64 = 100.0;
-/// The same by the pace of running streams, if they have generated for so many seconds together and
-/// received so many tokens.
+/// [`SLOWER`] by the pace of running streams, and their fewest seconds of generation and fewest
+/// tokens.
 const SLOWER_RUNNING: f64 = 4.0;
 const STREAMS_MIN_S: f64 = 15.0;
 const TOKENS_MIN: f64 = 16.0;
-/// An engine that serves this many times another's requests is slow because of them.
+/// An engine with this many times another's requests is slow because of them.
 const BUSIER: f64 = 1.3;
-/// Values of requests that prove much slower.
+/// Fewest requests that prove an engine much slower.
 const VALUES_FEW: f64 = 4.0;
 /// Seconds after which silence is a cause: with a page that shows no work, and without one.
 const SILENT_S: (f64, f64) = (10.0, 40.0);
-/// The way is slow if the gateway sees first tokens this much later than the engine, compared with
+/// How much later than the engine the gateway sees first tokens over a slow way, compared with
 /// other engines or the past: seconds, and relative to the engine's own time.
 const WAY: (f64, f64) = (0.03, 0.4);
-/// First tokens of a minute that this comparison needs.
+/// Fewest first tokens in a minute for this comparison.
 const WAY_MIN: f64 = 20.0;
 const PREEMPTIONS_MIN: f64 = 5.0;
-/// An engine fails if so many requests of a minute, and this share of them, fail there in so many
-/// looks: a restart fails requests once.
+/// An engine fails with this many failed requests in a minute, which are this share of them, in
+/// this many looks: a restart fails requests once.
 const FAILS: (f64, f64, usize) = (5.0, 0.3, 3);
 
 pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
@@ -62,7 +62,6 @@ fn silence(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(minute.finding(Cause::SilentEngine, name, sentence, evidence, advice))
 }
 
-/// An engine that is out of rotation, or fails requests that others do not fail.
 fn failures(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     if backend.is_put_aside {
         return None;
@@ -90,7 +89,6 @@ fn failures(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(minute.finding(Cause::EngineDown, name, sentence, evidence, advice))
 }
 
-/// Requests of the last minute of all other engines that serve.
 fn others(minute: &Minute<'_>, backend: &BackendFacts) -> Totals {
     let others = minute.pool.backends.iter().filter(|other| other.name != backend.name && other.serves);
     others.fold(Totals::default(), |sum, other| sum.and(&minute.of_backend(other)))
@@ -203,7 +201,6 @@ fn ways(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<[(f64, f64); 2]>
     (now.progress >= before.progress && count > 0.0).then(|| [seen, (sum / count, count)])
 }
 
-/// [`ways`], with enough first tokens for a comparison.
 fn ways_of_many(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<(f64, f64)> {
     let [seen, engine] = ways(from, to, name)?;
     (seen.1.min(engine.1) >= WAY_MIN).then_some((seen.0, engine.0))

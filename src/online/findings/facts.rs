@@ -1,6 +1,6 @@
 //! Facts about a running gateway at one moment: sums since the start, and the state of the pools.
 //!
-//! The difference between two moments gives the requests in between. Units: seconds and tokens.
+//! Two moments give the requests in between. Units: seconds and tokens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub struct PageFacts {
     pub preemptions: f64,
     /// TTFT as the engine measures it: sum in seconds, and number.
     pub ttft: (f64, f64),
-    /// Inter-token latency as the engine measures it: sum in seconds, and number.
+    /// Inter-token latency, likewise.
     pub itl: (f64, f64),
     /// Prompt tokens, and generated tokens.
     pub tokens: [f64; 2],
@@ -78,8 +78,7 @@ pub struct BackendFacts {
     pub in_flight: f64,
     /// Limit of sequences.
     pub slots: f64,
-    /// Seconds for which streams generated, and the tokens that they received, as the gateway saw
-    /// it.
+    /// Seconds for which streams generated, and their tokens, as the gateway saw them.
     pub decoding: DecodeSums,
     /// How long the backend has been silent with requests in flight.
     pub silent: Option<Duration>,
@@ -175,8 +174,7 @@ impl Facts {
         ((ended.ended + now.0 - then.0).max(0.0), (ended.tokens + now.1 - then.1).max(0.0))
     }
 
-    /// Seconds of engine time and waiting requests of the key, over all fair pools; `None`: no pool
-    /// has the key.
+    /// Seconds of engine time and waiting requests of the key, over all fair pools.
     pub fn work(&self, name: &str) -> Option<(f64, f64)> {
         let own = self.pools.iter().flat_map(|pool| &pool.keys).filter(|(key, ..)| **key == *name);
         own.map(|(_, seconds, waiting)| (*seconds, *waiting)).reduce(|one, other| (one.0 + other.0, one.1 + other.1))

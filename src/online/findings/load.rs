@@ -2,8 +2,8 @@
 //! its limit, all engines slower than before, and wrong estimates.
 //!
 //! Rates are requests a second, lengths tokens, times seconds. Except for estimates, each rule
-//! needs requests that wait or first tokens that are late. The first rule that holds applies, in
-//! the order of [`of`].
+//! needs requests that wait or late first tokens. The first rule that holds applies, in the order
+//! of [`of`].
 
 use super::facts::{BackendFacts, PoolFacts};
 use super::finding::{Cause, Finding};
@@ -12,7 +12,7 @@ use sluice_gateway::telemetry::totals::{Moments, Totals};
 
 /// Share of a pool's work above which a key is busy.
 const BUSY_SHARE: f64 = 0.5;
-/// Growth of a busy key's share from which on the key explains a burst.
+/// Growth of a key's share from which it explains a burst.
 const BUSIER: f64 = 1.2;
 /// Share of a busy key that has not grown, and seconds for which other keys' requests wait.
 const USUAL_SHARE: f64 = 0.7;
@@ -20,7 +20,7 @@ const OTHERS_WAIT_S: f64 = 0.05;
 /// Factor from which the load has risen, or prompts have become longer.
 const RISEN: f64 = 1.6;
 const LONGER: f64 = 1.3;
-/// Factor from which all engines of a pool are slow, with certainty.
+/// Factor from which all engines of a pool are certainly slow.
 const ALL_SLOWER: f64 = 2.5;
 /// Use of the KV cache, and of all slots, of a full engine.
 const FULL: f64 = 0.9;
@@ -47,8 +47,8 @@ pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, is_explained: boo
     found.extend(change.or_else(|| if is_explained || !has_symptom { None } else { state() }));
 }
 
-/// A key with most of the tokens of the last minute, and whether the key explains a change;
-/// otherwise requests of other keys must wait.
+/// A key with most of the tokens of the last minute, and whether it explains a change; otherwise
+/// requests of other keys must wait.
 fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bool)> {
     let (pool, now, before) = (minute.pool, compared.now, compared.before);
     // A fair pool names the keys that use it.

@@ -14,7 +14,7 @@ use sluice_gateway::telemetry::totals::Totals;
 /// Values that a comparison needs.
 pub(super) const VALUES_MIN: f64 = 8.0;
 const SHED_MIN: f64 = 3.0;
-/// First tokens are late from this factor on, ..
+/// First tokens are late from this factor over the past mean on, ..
 const LATER: f64 = 1.5;
 /// .. and this many seconds above the past mean.
 const LATER_S: f64 = 0.03;
@@ -92,7 +92,7 @@ impl<'a> Minute<'a> {
         self.is_later(Totals::mean_engine_ttft)
     }
 
-    /// The same for the prompts with most of the tokens.
+    /// [`is_late`](Self::is_late) for the prompts with most of the tokens.
     pub(super) fn is_late_for_long(&self) -> bool {
         self.is_later(Totals::mean_token_ttft)
     }
@@ -127,7 +127,7 @@ impl<'a> Minute<'a> {
         backend.totals.since(&before)
     }
 
-    /// The time for which streams of the backend generated in the last minute, and their tokens.
+    /// How long streams of the backend generated in the last minute, and their tokens.
     pub(super) fn decoding(&self, backend: &BackendFacts) -> Option<DecodeSums> {
         let (now, before) = (backend.decoding, self.before.backend(&backend.name)?.decoding);
         Some(DecodeSums { seconds: now.seconds - before.seconds, tokens: now.tokens - before.tokens })

@@ -2,11 +2,10 @@
 //!
 //! Every [`LOOK`] the gateway passes its [`Facts`]. The last [`RECENT`] are compared with the hour
 //! before ([`causes`]). A cause seen in [`RAISE`] looks in a row becomes a finding, and goes after
-//! [`CLEAR`] looks in a row without it: a finding appears within two minutes of its cause. One
-//! cause of a pool's load is shown at a time.
+//! [`CLEAR`] looks in a row without it: within two minutes of its cause. One cause of a pool's load
+//! is shown at a time.
 //!
-//! Bounds: [`SAMPLES_MAX`] facts, every look for the last five minutes and one a minute before;
-//! [`FINDINGS_MAX`] findings, the most severe first. Pure: time is a parameter.
+//! Bounds: [`SAMPLES_MAX`], [`FINDINGS_MAX`]. Pure: time is a parameter.
 
 mod finding;
 pub mod facts;
@@ -36,11 +35,11 @@ const FINE: Duration = Duration::from_secs(300);
 const RAISE: u32 = 2;
 /// Looks in a row without an old cause.
 const CLEAR: u32 = 6;
-/// The same for a cause of the load while requests still wait.
+/// [`CLEAR`] for a cause of the load while requests still wait.
 const CLEAR_BACKLOG: u32 = 18;
-/// The most facts that are kept.
+/// Kept facts: every look of the last five minutes, and one a minute before.
 pub const SAMPLES_MAX: usize = 100;
-/// The most findings.
+/// The most findings, the most severe first.
 pub const FINDINGS_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -173,7 +172,6 @@ impl Findings {
 
     fn keep(&mut self, facts: Facts, now: Duration) {
         self.samples.push_back((now, facts));
-        // Beyond five minutes one look of six is enough.
         let mut last_kept = None;
         self.samples.retain(|(at, _)| {
             let is_recent = *at + FINE >= now;
@@ -225,8 +223,8 @@ impl Findings {
         change
     }
 
-    /// Whether the finding about the load is an effect of another one, whose backlog looks like a
-    /// load of its own. A change of the load shows beside a state.
+    /// Whether the finding about the load is the backlog of another one. A finding that the load
+    /// changed is shown besides one about its state.
     fn is_backlog(&self, finding: &Finding) -> bool {
         let explains = |seen: &Seen| {
             let earlier = &seen.finding;

@@ -90,7 +90,6 @@ impl Traffic {
         0.6 + 0.8 * self.rng.unit()
     }
 
-    /// Ten seconds of traffic.
     fn pass(&mut self) {
         let requests = (self.rate * LOOK.as_secs_f64() * self.jitter().sqrt()) as usize;
         let turns = (0..self.engines.len()).chain(std::iter::repeat_n(0, self.more_turns));
@@ -145,7 +144,7 @@ impl Traffic {
     }
 }
 
-/// The causes found within two minutes of `plant` (called before each look), after ten minutes of
+/// The causes found within two minutes of `plant`, called before each look, after ten minutes of
 /// good traffic, which has none. They go with `plant`.
 fn found(engines: usize, plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
     found_in(Traffic::new(engines), plant)

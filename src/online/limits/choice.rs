@@ -17,8 +17,8 @@ use crate::observe::window::{Score, Window};
 const ANSWERED: Duration = Duration::from_secs(60);
 /// Changes simulated at once.
 const MOVES_MAX: usize = 6;
-/// The longest period of requests that is simulated, under the present load and, if long enough,
-/// after the last change of the engines.
+/// The longest period of simulated requests, under the present load and, if long enough, after the
+/// last change of the engines.
 const SIMULATED_SPAN: Duration = Duration::from_secs(180);
 
 impl Controller {
@@ -104,7 +104,7 @@ impl Controller {
         self.state = State::Asking(Box::new(Asked { since: now, window, moves, score, is_ordered: false }));
     }
 
-    /// The question for a simulation, returned once. `recent`: the requests of the last minutes.
+    /// The question for a simulation, returned once.
     pub(crate) fn question(&mut self, recent: impl FnOnce() -> Vec<RecentRequest>) -> Option<LimitsQuestion> {
         let State::Asking(asked) = &mut self.state else { return None };
         if std::mem::replace(&mut asked.is_ordered, true) {
@@ -126,8 +126,7 @@ impl Controller {
         Some(LimitsQuestion { pools: self.names.clone(), now: self.limits.clone(), candidates, requests, waiting })
     }
 
-    /// Takes an answer. `candidates`: the limits that were asked about; answers to earlier
-    /// questions are ignored.
+    /// Takes an answer about `candidates`; ignores answers to earlier questions.
     pub(crate) fn answered(&mut self, candidates: &[Limits], answer: &LimitsAnswer, now: Duration) -> Action {
         let State::Asking(asked) = &mut self.state else { return Action::Wait };
         if !asked.moves.iter().map(|step| &step.to).eq(candidates) {
@@ -176,7 +175,6 @@ impl Controller {
         self.choose(now, chosen.into_iter().map(|(_, step)| step).collect(), score)
     }
 
-    /// Goes on without an answer after [`ANSWERED`].
     pub(crate) fn await_answer(&mut self, now: Duration, asked: Box<Asked>) -> Action {
         if now < asked.since + ANSWERED {
             self.state = State::Asking(asked);
@@ -206,8 +204,8 @@ mod tests {
         Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: Some((5_000, 4)), range: (0, None) }])
     }
 
-    /// A controller that asks for a simulation, because requests lost 0.6 each on the engines, and
-    /// the knobs of the question.
+    /// A controller that asks for a simulation of the knobs, because requests lost 0.6 each on the
+    /// engines.
     fn asks() -> (Controller, Vec<Knob>) {
         let mut controller =
             Controller::new(vec!["all".to_owned()], limits(), 0.99, Duration::from_secs(1), Acting::Acts);

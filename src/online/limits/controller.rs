@@ -7,9 +7,9 @@
 //!
 //! A change stays if the mean loss of later arrivals falls by more than chance and by
 //! [`least_gain`]. It is undone at once when the loss is clearly higher, otherwise at the end.
-//! Where objectives are met, nothing is tried. Without leave to act it only proposes ([`Acting`]).
-//! A trial is undone without a verdict when the leave ends, a backend enters or leaves rotation,
-//! the engines change, or the clock goes backwards.
+//! Where objectives are met, nothing is tried. A trial is undone without a verdict when the leave
+//! to act ends ([`Acting`]), a backend enters or leaves rotation, the engines change, or the clock
+//! goes backwards.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::observe::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
 pub(crate) const REQUESTS: f64 = 200.0;
-/// Below this loss, misses are rare and come together, so a verdict waits for [`MEASURED_MAX`].
+/// Below this loss, misses are rare and come in clusters, so a verdict waits for [`MEASURED_MAX`].
 const SMALL_LOSS: f64 = 0.2;
 /// Requests for a first look, which only ends a clearly harmful trial, or finds that nearly all
 /// requests miss.
@@ -38,19 +38,18 @@ pub(super) const MEASURED_MAX: Duration = Duration::from_secs(120);
 pub(super) const QUIET: Duration = Duration::from_secs(1_200);
 /// Loss at which a first look suffices to try a change.
 const FIRST_LOOK_LOSS: f64 = 0.5;
-/// A gain must be at least this share of the loss, ..
+/// Least gain as a share of the loss, ..
 const LIMITS_GAIN: f64 = 0.03;
-/// .. or this much: where all are late, the gain from 7 % shorter times.
+/// .. or as a loss: where all are late, the gain from 7 % shorter times.
 const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors by which the loss must fall before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
 /// Standard errors at [`MEASURED_MAX`]: few, because a change can be undone and was proposed for a
-/// reason. Fewer prefill permits, which keep short requests from waiting for long ones, need only
-/// [`least_gain`].
+/// reason. Fewer prefill permits need only [`least_gain`].
 const ERRORS_AT_END: f64 = 0.7;
 /// Standard errors for a first look, which is repeated.
 const ERRORS_SOON: f64 = 3.0;
-/// How many times higher the loss of a harmful trial is at a first look.
+/// Ratio of the loss of a harmful trial at a first look.
 const WORSE: f64 = 1.3;
 /// A trial ends at once at a loss above this offset plus this factor times the worst ten seconds
 /// before.
@@ -63,8 +62,8 @@ pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
 const OTHER_RATE: f64 = 2.0;
 /// Hellinger distance between the prompt lengths of two loads.
 const OTHER_LENGTHS: f64 = 0.35;
-/// How long a change that failed stays closed, at first and at most. The longer time bounds the
-/// effect of a change of load that goes unnoticed.
+/// How long a change that failed stays closed, at first and at most: this bounds the effect of a
+/// change of load that goes unnoticed.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(24 * 3_600));
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;
@@ -94,12 +93,9 @@ pub(crate) struct LimitsTrial {
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) since: Duration,
-    /// When the window began that showed `score`.
     pub(crate) window: Duration,
     pub(crate) moves: Vec<Move>,
-    /// The score that a change must improve.
     pub(crate) score: Score,
-    /// Whether the question was handed out.
     pub(crate) is_ordered: bool,
 }
 
@@ -119,7 +115,7 @@ pub enum Action {
     Wait,
     /// Begin a window.
     Begin,
-    /// Begin a window, because this one was long enough: see [`Controller::belief`].
+    /// Begin a window, because this one was long enough.
     Renew,
     /// Put [`Controller::limits`] in force, and begin a window.
     Apply,
@@ -136,7 +132,7 @@ pub struct Controller {
     pub(super) proposed: u64,
     /// Score and conclusion of the last judged window.
     pub(crate) belief: (Score, String),
-    /// Score of the last window under the limits in force, which may be shorter than a judged one.
+    /// Score of the last window under the limits in force, perhaps shorter than a judged one.
     pub(crate) latest_score: Score,
     pub(crate) experience: Experience,
     /// Loss of each pool in the last judged window.
@@ -166,7 +162,7 @@ pub struct Controller {
 
 impl Controller {
     /// A controller of these pools. `target`: share of requests that should meet their objectives.
-    /// `horizon`: a request counts this long after arrival, when it can no longer meet them.
+    /// `horizon`: time after arrival at which a request counts, because it can no longer meet them.
     pub fn new(names: Vec<String>, limits: Limits, target: f64, horizon: Duration, acting: Acting) -> Self {
         Self {
             losses: vec![0.0; names.len()],
@@ -211,7 +207,6 @@ impl Controller {
     pub fn adopt(&mut self, pool: usize, limits: PoolLimits, now: Duration) -> Action {
         // The boundary belongs to both neighbours.
         self.limits.0[pool] = PoolLimits { range: self.limits.0[pool].range, ..limits };
-        // The proposal was made under the earlier limits.
         self.proposals.withdraw();
         self.pause(now);
         Action::Begin
@@ -229,7 +224,7 @@ impl Controller {
         self.pause(now);
     }
 
-    /// Drops suggestions and waits as after a change of the engines.
+    /// Drops suggestions and waits as after a change of the engines;
     /// [`stand_back`](Self::stand_back) ends a trial first.
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
@@ -307,7 +302,7 @@ impl Controller {
         }
         if !(enough || late || gross) {
             score.describe_before_verdict(&mut self.belief);
-            // Windows are bounded, and quiet hours say nothing about later requests.
+            // Quiet hours say nothing about later requests.
             if measured < QUIET {
                 return Action::Wait;
             }
@@ -368,7 +363,7 @@ impl Controller {
         let error = before.error.hypot(score.error);
         let change = score.loss - before.loss;
         let soon = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON;
-        // A queue from before the change delays the first requests anyway. A queue that grows is an
+        // A queue from before the change delays the first requests anyway; a queue that grows is an
         // effect.
         let grows = window.pools.iter().any(PoolWindow::backlog_grows);
         let so_far = if grows { window.score(now) } else { window.score_of_ended(now) };
@@ -421,7 +416,6 @@ impl Controller {
         so_far.requests >= REQUESTS_SOON && so_far.loss > before.peak * HARM.1 + HARM.0
     }
 
-    /// Forgets failures when the load has changed.
     pub(super) fn compare_load(&mut self, score: &Score, window: &Window) {
         // A window is seen every second but counts once, with the latest counts.
         if self.load_before.0 != Some(window.from) {

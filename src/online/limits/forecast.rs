@@ -1,9 +1,8 @@
 //! Forecasts of losses by simulation, and questions about limits.
 //!
 //! The caller replays the requests of the last minutes through the gateway's request path to
-//! simulated engines: once with the settings in force, once with each candidate. A simulation that
-//! shows less than [`SHOWN`] of the measured loss does not explain it, so its gains are not
-//! believed. [`crate::observe::loss`] defines the loss.
+//! simulated engines: once with the settings in force, once with each candidate.
+//! [`crate::observe::loss`] defines the loss.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,9 +10,9 @@ use super::Limits;
 use crate::observe::recent::RecentRequest;
 
 pub(crate) const BOUND: f64 = 2.0;
-/// Share of the measured loss that the settings in force must show in a simulation. It shows less
-/// where clients wait for one response before the next request: faster engines would get more
-/// requests.
+/// Share of the measured loss below which a simulation with the settings in force is not believed.
+/// It shows less where clients wait for one response before the next request: faster engines would
+/// get more requests.
 const SHOWN: f64 = 1.0 / 3.0;
 
 /// How requests would fare.
@@ -28,7 +27,6 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// A message if the settings in force, simulated, do not show the measured loss.
     pub(crate) fn unexplained(&self, measured: f64) -> Option<String> {
         let (shown, is_shown) = (self.loss, self.loss >= SHOWN * measured);
         (!is_shown).then(|| format!("a simulation does not show the loss that is measured ({shown:.3}, {measured:.3})"))
@@ -46,8 +44,8 @@ pub struct LimitsQuestion {
     pub candidates: Vec<Limits>,
     /// The requests to replay.
     pub requests: Vec<RecentRequest>,
-    /// The first so many requests already wait at the start. They do not count, because their
-    /// earlier wait is not simulated.
+    /// How many of `requests`, from the first, already wait at the start. They do not count,
+    /// because their earlier wait is not simulated.
     pub waiting: usize,
 }
 

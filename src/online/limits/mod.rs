@@ -1,7 +1,6 @@
 //! The limits that the controller moves, one set for each pool, and how they enter a configuration.
 //!
-//! A change stays within [`LimitRange`] and keeps the configuration valid: the pools' ranges
-//! continue to cover every prompt length.
+//! The pools' ranges continue to cover every prompt length.
 
 pub mod moves;
 pub mod forecast;

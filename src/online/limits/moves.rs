@@ -9,7 +9,7 @@
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! Limits are lowered from their highest use. A threshold moves to the next length that occurs.
+//! Limits are lowered from their highest use.
 
 use std::collections::BTreeMap;
 
@@ -25,31 +25,30 @@ const CAUSE_SHARE: f64 = 0.25;
 const LENGTHS_SHARE: f64 = 0.05;
 /// Share of a pool's prompt tokens that a boundary's move gives away.
 const BOUNDARY_SHARE: f64 = 0.25;
-/// A threshold is too low if more prompts than this need a permit.
+/// Largest share of prompts that need a permit.
 const LONG_SHARE: f64 = 0.5;
 /// A limit holds requests up from this share of the moments with a queue.
 const HELD_UP: f64 = 0.25;
-/// From this loss on, a pool gives work to an idle neighbour before its own limits move.
+/// Loss from which a pool gives work to an idle neighbour before its own limits move.
 const MUCH: f64 = 0.05;
-/// An idle pool loses less than this share of its neighbour's loss per request.
+/// Share of the neighbour's loss per request below which a pool is idle.
 const IDLE: f64 = 0.25;
 /// Slots over demand, which varies and grows with the number of requests at once.
 const DEMAND_MARGIN: f64 = 1.5;
 /// Slots stay above this multiple of the demand, ..
 const NEED_MARGIN: f64 = 1.15;
-/// .. and above the demand of all backends plus this many square roots: random arrivals exceed that
-/// 2 % of the time.
+/// .. above the demand of all backends plus this many square roots, which random arrivals exceed 2
+/// % of the time, ..
 const NEED_DEVIATIONS: f64 = 2.0;
 /// .. and above this multiple of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;
-/// A boundary stays below this share of the context of the engines below it, to leave room for
-/// output.
+/// Largest share of the context of the engines below a boundary, to leave room for output.
 const CONTEXT_SHARE: f64 = 0.5;
 /// The next pool takes work up to this share of the pool's loss per request.
 const LESS: f64 = 0.5;
 
 /// Limits under which a change of flags may help: the configured ones, and these with one permit
-/// for long prompts. The present limits were found with other flags. The range stays.
+/// for long prompts, because the present limits were found with other flags. The range stays.
 pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &LimitRange) -> Vec<PoolLimits> {
     let file = PoolLimits { range: now.range, ..*configured };
     let long = match file.long {
@@ -90,7 +89,7 @@ pub struct Move {
     pub why: String,
 }
 
-/// Factors of one step; smaller after a step that did not help.
+/// Factors of one step.
 #[derive(Clone, Debug, Default)]
 pub struct Steps(BTreeMap<(usize, Knob), f64>);
 
@@ -241,12 +240,10 @@ impl Proposer<'_> {
         self.steps.of(self.pool, knob)
     }
 
-    /// One step higher, at least by 1.
     fn above(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 * self.step(knob)).round() as u64).max(value.saturating_add(1))
     }
 
-    /// One step lower, at least by 1.
     fn below(&self, knob: Knob, value: u64) -> u64 {
         ((value as f64 / self.step(knob)).round() as u64).min(value.saturating_sub(1))
     }
@@ -312,7 +309,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Adds a threshold where none exists: one permit for the prompts with most of the tokens.
+    /// Adds a threshold: one permit for the prompts with most of the tokens.
     fn lower_threshold(&mut self, why: &str) {
         let own = self.own();
         let lengths: &Lengths = &self.seen.lengths;
@@ -364,7 +361,6 @@ impl Proposer<'_> {
         }
     }
 
-    /// Moves the boundary towards a neighbour that loses less.
     fn boundary(&mut self, why: &str) {
         let (own, lost) = (self.own(), self.seen.loss_per_request());
         for other in 0..self.limits.0.len() {

@@ -1,5 +1,4 @@
-//! Read access to a [`Controller`]: pools, limits, beliefs, and the trial, for reports and changes
-//! of engines.
+//! Read access to a [`Controller`], for reports and changes of engines.
 //!
 //! Nothing here affects the next decision.
 
@@ -23,7 +22,6 @@ impl Controller {
         self.names.iter().position(|name| name == pool)
     }
 
-    /// Pools by loss in the last judged window, the largest first.
     pub(crate) fn places_by_loss(&self) -> Vec<usize> {
         let mut places: Vec<usize> = (0..self.names.len()).collect();
         places.sort_by(|one, other| self.losses[*other].total_cmp(&self.losses[*one]));

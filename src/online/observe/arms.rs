@@ -1,13 +1,12 @@
 //! Compares an engine with a changed flag and one without, at the same time and under the same
 //! load.
 //!
-//! The gateway draws the engine for each request, so both get the same kinds of requests. Requests
-//! on one engine at the same time fare alike, so the arms are compared in batches of [`ARM_BATCH`]:
-//! events that hit both cancel out. The difference of mean losses is a ratio estimate over batches,
-//! with an interval that holds at all times together ([`always_valid::around`]): it may be looked
-//! at every second.
+//! The gateway draws the engine for each request. Requests on one engine at the same time fare
+//! alike, so the arms are compared in batches of [`ARM_BATCH`]: events that hit both cancel out.
+//! The difference of mean losses is a ratio estimate over batches, with an interval that holds at
+//! all times together ([`always_valid::around`]): it may be looked at every second.
 //!
-//! Bounds: [`BATCHES_MAX`] batches; later arrivals are not counted.
+//! Bounds: [`BATCHES_MAX`]; later arrivals are not counted.
 
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ pub const ARM_BATCH: Duration = Duration::from_secs(30);
 const BATCHES_MAX: usize = 480;
 /// Batches before a difference is reported.
 const BATCHES_MIN: usize = 4;
-/// Lower bound of the deviation in a batch: a few requests may be equal by chance.
+/// Least deviation in a batch: a few requests may be equal by chance.
 const DEVIATION_MIN: f64 = 0.05;
 
 /// The smallest difference that is looked for.
@@ -64,12 +63,12 @@ pub struct Arms {
 }
 
 impl Arms {
-    /// A comparison that begins at `from`.
+    /// A comparison from `from` on.
     pub fn new(from: Duration) -> Self {
         Self { from, ..Self::default() }
     }
 
-    /// Adds a request of arm 0 or 1, with the times of arrival and end.
+    /// Adds a request of arm 0 or 1.
     pub fn add(&mut self, arm: usize, (at, ended): (Duration, Duration), loss: f64, failed: bool) {
         let Some(since) = at.checked_sub(self.from) else { return };
         let batch = (since.as_secs_f64() / ARM_BATCH.as_secs_f64()) as usize;
@@ -93,7 +92,7 @@ impl Arms {
         self.counts
     }
 
-    /// The difference over the batches until `until`; `None`: too few. `effect`: the difference
+    /// The difference over the batches until `until`, if there are enough. `effect`: the difference
     /// that is found soonest, as a share of the first arm's loss.
     pub fn difference(&self, until: Duration, effect: f64, confidence: f64) -> Option<ArmDifference> {
         let whole = (until.saturating_sub(self.from).as_secs_f64() / ARM_BATCH.as_secs_f64()).floor() as usize;
@@ -130,8 +129,8 @@ mod tests {
     use super::*;
     use sluice_core::base::Rng;
 
-    /// Differences, one a minute, of arms with these probabilities of a miss, in waves that hit
-    /// both.
+    /// One difference per minute between arms that miss objectives with these probabilities. Waves
+    /// of load change both arms.
     fn looks(seed: u64, misses: [f64; 2], minutes: u64) -> Vec<ArmDifference> {
         let (mut arms, mut rng) = (Arms::new(Duration::ZERO), Rng::new(seed));
         let (mut wave, mut found) = (1.0, Vec::new());

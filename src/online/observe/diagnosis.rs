@@ -21,14 +21,14 @@ use super::engines::EngineFacts;
 use sluice_core::vllm::metrics::SCHEDULER;
 
 const SAMPLES: usize = 6;
-/// An observation is frequent from this share of the samples on.
+/// Share of the samples from which an observation is frequent.
 pub(crate) const OFTEN: f64 = 0.3;
 const PREEMPTIONS: f64 = 1.0;
 /// Use below which the KV cache has room.
 const KV_ROOM: f64 = 0.8;
 /// Share of the peak from which running sequences are at their peak.
 const AT_PEAK: f64 = 0.95;
-/// The share of the lost time, or of missing pages, that counts as "most".
+/// Share of the lost time, or of missing pages, that counts as "most".
 const MOST: f64 = 0.5;
 /// TPOT has no room if more requests than this miss it.
 const TPOT_MISSED: f64 = 0.01;
@@ -77,8 +77,7 @@ pub struct Experience {
     pub misses: bool,
     /// Shares of the lost time: in the queue, on the engine before the first token, between tokens.
     pub lost: [f64; 3],
-    /// Share of the requests with a bound on TPOT that miss it; `None`: no such request, so whether
-    /// TPOT has room is unknown.
+    /// Share of the requests with a bound on TPOT that miss it; `None`: no such request.
     pub tpot_missed: Option<f64>,
 }
 
@@ -175,8 +174,7 @@ fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Optio
     (queue >= MOST).then(|| (Reading::GatewayLimits, evidence, "see the limits that the tuner moves".to_owned()))
 }
 
-/// How to shorten prefills. Larger steps lengthen TPOT, so they come first only where TPOT has
-/// room.
+/// How to shorten prefills: larger steps, which lengthen TPOT, come first only where TPOT has room.
 fn faster_prefills(tpot_missed: Option<f64>) -> String {
     match tpot_missed {
         Some(missed) if missed > TPOT_MISSED => format!(

@@ -1,8 +1,7 @@
 //! Metrics pages of engines over the last minutes.
 //!
-//! A counter that goes backwards shows a restart, so earlier samples are dropped. A missing or
-//! incomplete page is recorded as missing. Bounds: [`SPAN`] and [`SAMPLES_MAX`] samples of each
-//! engine.
+//! A counter that goes backwards shows a restart, so earlier samples are dropped. Bounds: [`SPAN`]
+//! and [`SAMPLES_MAX`] of each engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -34,7 +33,7 @@ pub struct EngineSample {
 }
 
 impl EngineSample {
-    /// The numbers of a page; `None`: one that every vLLM page has is missing, not 0.
+    /// The numbers of a page; `None`: a number is missing.
     pub fn of(page: &MetricsSnapshot) -> Option<Self> {
         let is_whole = page.lacks().next().is_none();
         is_whole.then(|| Self {
@@ -80,12 +79,12 @@ pub struct EngineFacts {
     pub deferred: f64,
     /// Adapters of one step, and the most with requests.
     pub adapters: Option<(u64, usize)>,
-    /// `max-num-seqs`, if the gateway runs the engine; no page shows it.
+    /// `max-num-seqs`, if the gateway runs the engine.
     pub max_num_seqs: Option<f64>,
 }
 
 impl EngineWatch {
-    /// Adds the sample found at `now`.
+    /// Adds the sample at `now`; `None`: no page.
     pub fn add(&mut self, now: Duration, sample: Option<EngineSample>) {
         let last = self.samples.iter().rev().find_map(|(_, sample)| *sample);
         let restarted = last

@@ -1,7 +1,7 @@
 //! A histogram of prompt lengths on a fixed geometric grid.
 //!
 //! A threshold between short and long prompts can lie only between lengths that occur. A bin is 19
-//! % wide, so it separates lengths that differ by more. Bounds: [`BINS`] numbers.
+//! % wide, so it separates lengths that differ by more. Bounds: [`BINS`].
 
 /// Bins per doubling of the length.
 const PER_OCTAVE: f64 = 4.0;
@@ -65,7 +65,7 @@ impl Lengths {
         found.map(|(at, _)| last_in(at))
     }
 
-    /// Like [`next_above`](Self::next_above), below `tokens`.
+    /// [`next_above`](Self::next_above), below `tokens`.
     pub fn next_below(&self, tokens: u64, share: f64) -> Option<u64> {
         let (all, mut between) = (self.tokens().sum::<f64>(), 0.0);
         let bins: Vec<f64> = self.tokens().collect();

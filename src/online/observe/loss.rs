@@ -1,8 +1,8 @@
-//! Judges a finished request: did it meet its objectives, by how far did it miss, and where did it
-//! lose time?
+//! Judges a finished request: whether it met its objectives, by how far it missed, and where it
+//! lost time.
 //!
-//! The loss is 0 if all objectives were met. Otherwise it is 1 + log2(r) / 5, at most 3, where r is
-//! the largest ratio of a time to its bound. A request that was shed, or got no first byte in time,
+//! The loss is 0 if all objectives were met, otherwise 1 + log2(r) / 5, at most 3, where r is the
+//! largest ratio of a time to its bound. A request that was shed, or got no first byte in time,
 //! loses 4. So the mean loss is at least the share of misses, and still falls when all requests
 //! miss by less or fewer are shed.
 
@@ -16,7 +16,7 @@ use sluice_gateway::flow::record::{Outcome, Stage};
 
 /// Loss of a request that was shed or got no first byte.
 pub const LOSS_OF_SHED: f64 = 4.0;
-/// A time of 2 to this power times the bound loses 1 more than one just above the bound.
+/// Doublings of a time over the bound that lose 1 more.
 const OCTAVES: f64 = 5.0;
 /// The largest loss of a served request, at a thousand times the bound: where a limit is far too
 /// low, a first step only shortens long waits, and that must count.
@@ -49,7 +49,7 @@ pub struct Judged {
     pub loss: f64,
     /// Where the time was lost, if an objective was missed.
     pub cause: Option<Cause>,
-    /// Seconds on a backend; `None`: not served to the end.
+    /// Seconds on a backend, if served to the end.
     pub service: Option<f64>,
 }
 

@@ -8,7 +8,7 @@
 //! | [`tally`] | cost and outcome of requests, for the scaler |
 //! | [`engines`], [`diagnosis`] | metrics pages of engines, and the reading of them in words |
 //!
-//! The [`Observer`] gathers the first four. Each file states its bounds.
+//! The [`Observer`] gathers the first four.
 
 pub mod lengths;
 pub mod usage;
@@ -37,7 +37,7 @@ use sluice_gateway::flow::Record;
 use sluice_gateway::flow::record::Outcome;
 use sluice_gateway::pool::{PoolView, WaitingRequest};
 
-/// Growth of the shortest seen TPOT with each request, so that an old minimum is forgotten.
+/// Factor by which each request raises the shortest seen TPOT, so that an old minimum is forgotten.
 const FORGET: f64 = 1.0005;
 /// Prompt tokens per second until backends have shown theirs.
 const PREFILL_RATE: f64 = 10_000.0;
@@ -65,7 +65,6 @@ impl Observed {
     }
 }
 
-/// Objectives of each class in `pool`, and last of requests without a class.
 pub(crate) fn objectives(config: &Config, pool: &Pool) -> impl Iterator<Item = (Arc<str>, Objectives)> {
     let of_classes = config.classes.iter().map(|class| (class.name.as_str().into(), class.objectives_in(pool)));
     of_classes.chain([(OTHER_CLASS.into(), pool.slo.objectives())])
@@ -126,8 +125,7 @@ impl Observer {
         pool.ended.add(record, &objectives);
         pool.window.ended += 1.0;
         pool.widest = pool.widest.max(record.sequences);
-        // Latencies of a continued stream include an engine's failure, which no limit could have
-        // prevented.
+        // A continued stream includes an engine's failure, which no limit could have prevented.
         let is_whole = record.continued == 0;
         let tpot = record.stats.as_ref().and_then(|stats| stats.tpot).map(|tpot| tpot.as_secs_f64());
         if let Some(tpot) = tpot.filter(|_| is_whole) {
@@ -143,7 +141,7 @@ impl Observer {
         }
         let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
             || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
-        // Failures of one client among several count only if other clients confirm them.
+        // One client's failures count if other clients confirm them.
         let is_confirmed = |arm: usize, origins: &mut [OriginShares; 2]| {
             let is_only = origins.iter().all(|own| own.is_only(record.origin));
             origins[arm].note(record.origin, failed) || is_only

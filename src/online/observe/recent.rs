@@ -1,8 +1,8 @@
 //! The requests of the last minutes, for simulations: arrival, wait, prompt and output.
 //!
 //! Waiting requests are included: otherwise only the first requests of a growing queue would seem
-//! to have arrived. No prompt is kept, and no name except those of models. Bounds: [`RECENT_MAX`]
-//! requests of the last [`RECENT_SPAN`].
+//! to have arrived. No prompt is kept, and no name except those of models. Bounds: [`RECENT_MAX`],
+//! [`RECENT_SPAN`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct RecentRequest {
     pub waited: Duration,
     /// Prompt tokens.
     pub prompt: u32,
-    /// Output tokens; 0: unknown, because the request was not served.
+    /// Output tokens; 0: unknown.
     pub output: u32,
     /// The model's label.
     pub model: Option<Arc<str>>,
@@ -62,7 +62,7 @@ impl Recent {
         }
     }
 
-    /// Replaces the waiting requests. Their models are unknown.
+    /// Replaces the waiting requests, whose models are unknown.
     pub fn note_waiting(&mut self, waiting: &[WaitingRequest], now: Duration) {
         let of = |one: &WaitingRequest| RecentRequest {
             at: now.saturating_sub(one.waited),
@@ -105,7 +105,6 @@ impl Outputs {
         Self(known)
     }
 
-    /// The median output of the most similar prompts.
     fn median(&self, prompt: u32) -> u32 {
         let nearest = self.0.iter().min_by_key(|(known, _)| known.abs_diff(power(prompt)));
         nearest.map_or(1, |(_, outputs)| outputs[outputs.len() / 2])
@@ -116,9 +115,9 @@ fn power(prompt: u32) -> u32 {
     prompt.max(1).ilog2()
 }
 
-/// Requests that arrive between `from` and `until`, after earlier ones that wait at `from`, delay
-/// the others, and arrive at `from`. Also returns the number of these. Requests in service at
-/// `from`, or still in service, are left out.
+/// Requests that arrive between `from` and `until`, after earlier ones that wait at `from` and
+/// arrive then, and the number of these. Requests in service at `from`, or still in service, are
+/// left out.
 pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> (usize, Vec<RecentRequest>) {
     let waits = |request: &&RecentRequest| request.at < from && request.at + request.waited >= from;
     let moved = |request: &RecentRequest| RecentRequest { at: from, ..request.clone() };

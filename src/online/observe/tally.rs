@@ -1,9 +1,9 @@
 //! Cost and outcome of a pool's requests, for the [`Scaler`](crate::scaler::Scaler).
 //!
-//! The *work* of a request is its cost to an engine, in prompt tokens: the computed prompt tokens
-//! plus [`OUTPUT_WORK`] for each output token. An engine's capacity is learned in the same unit, so
-//! the factor matters only while the mix of lengths changes. In full batches an output token takes
-//! as long as 3 to 8 prompt tokens (`sluice sim`: H200 4, A100 5, L4 7; an 8B model).
+//! The *work* of a request is its cost to an engine: the computed prompt tokens plus
+//! [`OUTPUT_WORK`] for each output token. An engine's capacity is learned in the same unit, so the
+//! factor matters only while the mix of lengths changes. In full batches an output token takes as
+//! long as 3 to 8 prompt tokens (`sluice sim`: H200 4, A100 5, L4 7; an 8B model).
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use sluice_gateway::flow::record::{Outcome, Stage};
 pub const OUTPUT_WORK: f64 = 5.0;
 /// Without objectives, a longer wait is a miss.
 const WAITED: Duration = Duration::from_secs(1);
-/// Share of a bound from which a request came near it.
+/// Share of a bound from which a request was near it.
 const NEAR: f64 = 0.5;
 
 /// Sums over ended requests.

@@ -1,8 +1,8 @@
 //! Which limits hold requests up: counts, once a second, of moments with a queue at which a limit
 //! was used up on all backends of a pool.
 //!
-//! Raising a limit that is not used up changes nothing. Lowering it has an effect only below the
-//! peak of use.
+//! Raising a limit that is not used up changes nothing. Lowering a limit has an effect only below
+//! the peak of use.
 
 use std::time::Duration;
 

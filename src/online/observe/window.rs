@@ -1,10 +1,10 @@
 //! Windows: how the requests that arrived since a moment fared, pool by pool.
 //!
-//! Requests count by arrival, never under other limits. They are gathered in batches of [`BATCH`],
-//! because requests that arrive together fare alike: the error of a mean is computed over batches
-//! (Law and Kelton, "Simulation Modeling and Analysis", batch means).
+//! Requests count by arrival, never under other limits. Requests that arrive together fare alike,
+//! so the error of a mean is computed over batches (Law and Kelton, "Simulation Modeling and
+//! Analysis", batch means).
 //!
-//! Bounds: [`BATCHES_MAX`] batches; later arrivals count only in the next window.
+//! Bounds: [`BATCHES_MAX`]; later arrivals count only in the next window.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::usage::Usage;
 pub const BATCH: Duration = Duration::from_secs(5);
 /// 40 minutes of batches.
 const BATCHES_MAX: usize = 480;
-/// A queue of more requests per backend is long; requests in it count as late.
+/// Requests per backend above which a queue is long; requests in it count as late.
 const LONG_QUEUE: usize = 16;
 /// The loss of a request in a long queue: the most that a late one loses.
 const LOSS_OF_WAITING: f64 = 3.0;
@@ -88,7 +88,6 @@ impl PoolWindow {
         }
     }
 
-    /// Counts a ratio of TPOT to the bound.
     pub(super) fn add_tpot(&mut self, at: Duration, ratio: Option<f64>) {
         let Some(ratio) = ratio.filter(|_| at >= self.from) else { return };
         self.tpot.0 += 1.0;
@@ -96,15 +95,15 @@ impl PoolWindow {
     }
 
     /// Demand: requests at once on each backend if all arrivals were served at the present speed
-    /// (Little's law). `None`: unknown.
+    /// (Little's law), if known.
     pub fn demand(&self) -> Option<f64> {
         let (served, seconds) = self.served;
         let rate = self.arrival_rate().filter(|_| served > 0.0 && self.usage.in_rotation > 0)?;
         Some(rate * (seconds / served) / self.usage.in_rotation as f64)
     }
 
-    /// Arrivals per second: ended requests plus the rise of requests in flight, because fewer end
-    /// than arrive while a backlog grows. `None`: unknown.
+    /// Arrivals per second, if known: ended requests plus the rise of requests in flight, because
+    /// fewer end than arrive while a backlog grows.
     pub fn arrival_rate(&self) -> Option<f64> {
         let ((from, first), (until, last)) = self.usage.in_flight?;
         let lasted = until.saturating_sub(from).as_secs_f64();
@@ -117,7 +116,7 @@ impl PoolWindow {
         self.usage.in_flight.is_some_and(|((_, first), (_, last))| last > first + long)
     }
 
-    /// Requests of this window in a long queue, which will be late.
+    /// Requests of this window in a long queue.
     fn late_in_queue(&self) -> f64 {
         let is_long = self.usage.queue > LONG_QUEUE * self.usage.in_rotation.max(1);
         let Some(((_, first), (_, last))) = self.usage.in_flight.filter(|_| is_long) else { return 0.0 };
@@ -166,7 +165,7 @@ pub struct Score {
     pub attainment_error: f64,
     /// Arrivals per second.
     pub rate: f64,
-    /// The largest mean loss of two adjacent batches: misses come together.
+    /// The largest mean loss of two adjacent batches: misses come in clusters.
     pub peak: f64,
 }
 

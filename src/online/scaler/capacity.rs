@@ -7,12 +7,12 @@
 //! more where requests kept far from their bounds.
 //!
 //! A miss counts at the highest load of the last [`BLAME`] minutes, because the load at arrival
-//! caused it. Observations count half after a day. Bounds: [`CLASSES`] classes.
+//! caused it. Bounds: [`CLASSES`].
 
 use std::collections::{BTreeMap, VecDeque};
 
 const STEP: f64 = 1.1;
-/// Bound on the classes, far more than one engine uses.
+/// Bound on the classes, more than one engine uses.
 const CLASSES: usize = 128;
 /// Minutes whose highest load is blamed for a miss.
 const BLAME: usize = 3;
@@ -52,8 +52,7 @@ impl Capacity {
         self.prior = prior.filter(|prior| prior.is_finite() && *prior > 0.0);
     }
 
-    /// Counts the requests that ended in a minute at this load per engine. Invalid numbers are
-    /// ignored.
+    /// Counts the requests that ended in a minute at this load per engine; ignores invalid numbers.
     pub fn note(&mut self, load: f64, judged: f64, missed: f64, near: f64) {
         let counts = [judged, missed, near];
         let is_sound = counts.iter().all(|count| count.is_finite() && *count >= 0.0);
@@ -80,7 +79,7 @@ impl Capacity {
         }
     }
 
-    /// Work per second that one engine holds if this share of requests may miss. `None`: unknown.
+    /// Work per second that one engine holds if this share of requests may miss, if known.
     pub fn estimate(&self, allowed: f64) -> Option<f64> {
         let blocks = self.blocks();
         let share = |count: f64, seen: &Seen| count / seen.judged.max(1.0);

@@ -8,8 +8,7 @@
 //!
 //! then(t) is the smoothed demand a day before; level / then(t) counts from 1/2 to 2. The error of
 //! a sum of independent requests grows with the root of the sum, so errors are measured in roots of
-//! the forecast, and one `z` serves night and peak. `z` covers uneven arrivals and lengths, and
-//! errors of the forecast.
+//! the forecast, and one `z` serves night and peak.
 //!
 //! Bounds: [`KEPT`] minutes. An unseen minute (a suspended gateway) is left out.
 
@@ -23,7 +22,7 @@ const LEVEL: f64 = 0.25;
 /// Bound of the work per second.
 const MOST: f64 = 1e12;
 const SLOPE: usize = 20;
-/// Minutes to each side for smoothing the day before.
+/// Minutes to each side that smooth the day before.
 const SMOOTH: usize = 3;
 /// Minutes of the day before to compare with the level, which lags as much.
 const LAG: usize = 8;
@@ -33,9 +32,9 @@ const ERRORS_MIN: usize = 30;
 const QUANTILE: f64 = 0.95;
 /// Decay of the mean errors of the two forecasts in a minute.
 const FORGET: f64 = 0.98;
-/// The largest ratio to the day before, either way.
+/// The largest ratio of the present demand to the demand a day ago; its inverse is the least.
 const RATIO: f64 = 2.0;
-/// The day before is used up to this multiple of the slope's error: only it knows when a rush
+/// Multiple of the slope's error up to which the day before is used: only it knows when a rush
 /// begins.
 const AS_CLOSE: f64 = 1.2;
 
@@ -133,7 +132,6 @@ impl Demand {
         (forecast + margin).max(0.0)
     }
 
-    /// Known demands of the last `count` minutes, latest first.
     fn latest(&self, count: usize) -> impl Iterator<Item = f64> {
         self.minutes.iter().rev().take(count).copied().filter(|minute| !minute.is_nan())
     }
@@ -158,8 +156,8 @@ impl Demand {
         (level + slope * certain * ahead as f64).max(0.0)
     }
 
-    /// Mean demand a day before `ahead` minutes from now: from `before` minutes earlier to `after`
-    /// minutes later.
+    /// Mean demand around the minute that is `ahead` minutes from now, less a day: over `before`
+    /// minutes before it, and `after` minutes after it.
     fn then(&self, ahead: usize, before: usize, after: usize) -> Option<f64> {
         let at = (self.minutes.len() + ahead).checked_sub(DAY + 1)?;
         let around = self.minutes.range(at.saturating_sub(before)..(at + after + 1).min(self.minutes.len()));

@@ -23,9 +23,9 @@
 //! | in the first minute: as many as are found | they are found one by one |
 //! | unknown capacity: no change, except that a queue adds one | |
 //!
-//! The caller ensures that an engine that is to go gets no more requests, and ends it when it has
+//! The caller ensures that an engine that must go gets no more requests, and ends it when it has
 //! none left. Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`],
-//! begins a new minute. Invalid numbers are left out. Bounds: see [`demand`] and [`capacity`].
+//! begins a new minute. Bounds: see [`demand`] and [`capacity`].
 
 pub mod capacity;
 pub mod demand;
@@ -39,9 +39,9 @@ use self::demand::Demand;
 use crate::observe::tally::Tally;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// A longer time between two looks counts as not seen.
+/// Longest time between two looks that counts as seen.
 const GAP: Duration = Duration::from_secs(15);
-/// A queue this old does not empty by itself.
+/// Age of a queue that does not empty by itself.
 const WAITING: Duration = Duration::from_secs(10);
 /// Time for an added engine to take effect after its start.
 const EFFECT: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ pub struct ScalerRules {
 pub struct Look {
     /// Engines that take requests.
     pub ready: u32,
-    /// Engines that were ordered and are not ready.
+    /// Engines ordered and not ready.
     pub starting: u32,
     /// Waiting requests.
     pub queue: usize,
@@ -142,7 +142,7 @@ impl Scaler {
         }
     }
 
-    /// Replaces the rules, for example for a better known cold start.
+    /// Replaces the rules.
     pub fn set_rules(&mut self, rules: ScalerRules) {
         self.rules = rules;
     }
@@ -152,7 +152,7 @@ impl Scaler {
         self.demand.set_day_before(minutes);
     }
 
-    /// Engines that the pool should have. `None` in the first minute, while running engines are
+    /// Engines that the pool should have; `None` in the first minute, while running engines are
     /// being found: too small a number would end them.
     pub fn wanted(&self) -> Option<u32> {
         self.wanted.filter(|_| self.settled)
@@ -168,7 +168,7 @@ impl Scaler {
         self.capacity.estimate(1.0 - self.rules.attainment).filter(|holds| holds.is_finite() && *holds > 0.0)
     }
 
-    /// One look. Returns how many engines the pool should have.
+    /// One look. Returns the engines that the pool should have.
     pub fn step(&mut self, look: &Look, now: Duration) -> u32 {
         let (min, max) = (self.rules.min.min(self.rules.max), self.rules.max);
         let committed = look.ready + look.starting;
@@ -209,7 +209,6 @@ impl Scaler {
         self.minute = Minute { from: now, in_flight: (waiting, waiting), ..Minute::default() };
         self.before = Tally::default();
         (self.enough_since, self.waiting_since) = (None, None);
-        // Times of another clock are meaningless.
         (self.effect_until, self.used) = (self.effect_until.min(now), now);
     }
 
@@ -228,7 +227,7 @@ impl Scaler {
         if look.queue + look.in_flight > 0 || look.tally.ended > 0.0 {
             self.used = now;
         }
-        // One look without a queue resets it. Short permits or slots cause a queue at every look.
+        // Short permits or slots cause a queue at every look.
         self.waiting_since = if look.queue == 0 { None } else { self.waiting_since.or(Some(now)) };
     }
 
@@ -309,7 +308,7 @@ impl Scaler {
         wanted - 1
     }
 
-    /// Whether the pool should have no engine. It stays so until a request waits or is expected.
+    /// Whether the pool should have no engine, until a request waits or is expected.
     fn sleeps(&mut self, look: &Look, wanted: u32, now: Duration) -> bool {
         let stays = wanted == 0 && look.queue + look.in_flight == 0;
         if self.rules.min > 0 || !(stays || now - self.used >= self.rules.idle_after) {

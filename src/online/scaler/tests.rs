@@ -25,7 +25,6 @@ fn rules() -> ScalerRules {
     }
 }
 
-/// A pool with random arrivals, which miss while engines are nearly full.
 struct Pool {
     scaler: Scaler,
     rng: Rng,

@@ -1,7 +1,6 @@
-//! Pools that serve the same models and are tuned together.
+//! Pools that serve the same models and are tuned together, by one [`Controller`].
 //!
-//! A group has one [`Controller`]. Groups share no request, so a change in one does not concern the
-//! others.
+//! Groups share no request, so a change in one does not concern the others.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -61,7 +60,7 @@ pub(crate) fn simulates(config: &Config) -> bool {
 }
 
 /// Pools that serve a common model, directly or through other pools, in the order of the
-/// configuration. Pools for arms alone are left out: an experiment judges them.
+/// configuration; not pools for arms alone, which an experiment judges.
 pub(crate) fn groups(pools: &[Pool]) -> Vec<Vec<usize>> {
     let share = |one: &Pool, other: &Pool| match (&one.models, &other.models) {
         (ModelScope::Only(own), ModelScope::Only(theirs)) => own.iter().any(|model| theirs.contains(model)),

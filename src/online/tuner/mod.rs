@@ -81,8 +81,8 @@ impl Tuner {
         }
     }
 
-    /// Prepares a configuration that is about to be in force. If limits and objectives are
-    /// unchanged, puts the limits found so far into `config`; otherwise begins anew.
+    /// Prepares a configuration that is about to be in force: puts the limits found so far into it
+    /// if limits and objectives are unchanged; otherwise begins anew.
     pub fn configure(&mut self, config: &mut Config, observer: &Observer, now: Duration) {
         let is_same = self.context == context(config) && self.configured == Limits::of(config);
         self.engines.set_rules(EngineRules::of(config));
@@ -193,8 +193,8 @@ impl Tuner {
         self.after_engines(engines, orders, observer, now)
     }
 
-    /// Undoes a trial of limits where engines begin to change, which was simulated without it.
-    /// Returns whether other limits must be put in force.
+    /// Undoes a trial of limits in a pool whose engines begin to change, because the change was
+    /// simulated without the trial. Returns as [`step`](Self::step).
     fn end_trial(&mut self, observer: &Observer, now: Duration) -> bool {
         let Some(pool) = self.engines.change().map(|change| &change.pool) else { return false };
         let tries = |group: &&mut Group| group.controller.names().contains(pool) && group.controller.is_trying();
@@ -203,8 +203,7 @@ impl Tuner {
         carry_out(&action, pools, observer, now)
     }
 
-    /// Takes the answer about limits. Returns whether other [`limits`](Self::limits) must be put in
-    /// force.
+    /// Takes the answer about limits. Returns as [`step`](Self::step).
     pub fn limits_answered(
         &mut self,
         asked: &LimitsQuestion,
@@ -223,8 +222,7 @@ impl Tuner {
         self.groups.iter_mut().for_each(|group| group.controller.set_simulates(true));
     }
 
-    /// Takes the answer about engines. Returns whether other [`limits`](Self::limits) must be put
-    /// in force.
+    /// Takes the answer about engines. Returns as [`step`](Self::step).
     pub fn answered(
         &mut self,
         answer: &EngineAnswer,
@@ -248,7 +246,7 @@ impl Tuner {
         self.end_trial(observer, now) || others
     }
 
-    /// A guardrail or an operator has stopped the experiment of a change.
+    /// A guardrail or an operator has stopped the experiment.
     pub fn experiment_stopped(&mut self, why: &str, observer: &Observer, now: Duration) -> Vec<TunerOrder> {
         let orders = self.engines.experiment_stopped(why, now);
         self.engines_ordered(&orders, observer, now);
@@ -381,7 +379,6 @@ impl Tuner {
         all
     }
 
-    /// Gives the limits of a promoted change to the controller.
     fn adopt(&mut self, observer: &Observer, now: Duration) {
         let Some((pool, limits)) = self.engines.adopted.take() else { return };
         for Group { pools, controller, .. } in &mut self.groups {
@@ -401,8 +398,7 @@ impl Tuner {
         all
     }
 
-    /// Makes no changes and undoes a trial; `None`: resumes. Returns whether other
-    /// [`limits`](Self::limits) must be put in force.
+    /// Makes no changes and undoes a trial; `None`: resumes. Returns as [`step`](Self::step).
     pub fn freeze(&mut self, why: Option<String>, observer: &Observer, now: Duration) -> bool {
         if why.is_none() {
             self.engines.thaw();
@@ -434,7 +430,7 @@ impl Tuner {
         self.mode
     }
 
-    /// Approves a proposal. Returns whether there is one of that number.
+    /// Approves a proposal. Returns whether it exists.
     pub fn approve(&mut self, id: &str) -> bool {
         if let Some(number) = id.strip_prefix('e') {
             return number.parse().is_ok_and(|number| self.engines.proposals.approve(number));

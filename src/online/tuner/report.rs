@@ -1,7 +1,7 @@
-//! The tuner's report in the admin API: plain numbers and texts, which the command line reads back.
+//! The tuner's report in the admin API, which the command line reads back.
 //!
 //! Times are in seconds, shares are fractions, unknown values are absent. The gateway adds calendar
-//! times to events: the tuner has none.
+//! times to events.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub struct TimedEvent {
 pub struct TunerReport {
     /// `off`, `advise`, `approve` or `apply`.
     pub mode: String,
-    /// Why no changes are made in any mode: frozen by an operator, or hindered.
+    /// Why no changes are made: frozen by an operator, or hindered.
     pub frozen: Option<String>,
     /// Groups of pools that serve the same models and are tuned together.
     pub groups: Vec<GroupReport>,
@@ -102,7 +102,7 @@ impl ProposalReport {
     }
 }
 
-/// A change that is not tried for a while.
+/// A change not tried for a while.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockedReport {
     /// `pool.NAME.KEY`.

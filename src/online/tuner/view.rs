@@ -12,7 +12,6 @@ use crate::limits::Knob;
 use crate::observe::diagnosis::diagnose;
 
 impl Tuner {
-    /// The result of a window that has ended.
     pub(crate) fn observed(&self, group: &Group, now: Duration) -> Event {
         let (score, belief) = group.controller.belief();
         let mut why = format!("{belief}; loss {:.3}, {:.2} requests/s", score.loss, score.rate);
@@ -48,7 +47,6 @@ impl Tuner {
         }
     }
 
-    /// One event for each limit that a reset puts back.
     pub(crate) fn resets(&self, now: Duration) -> Vec<Event> {
         let limits = self.report().groups.into_iter().flat_map(|group| group.limits);
         let event = |LimitReport { key, configured, in_force }| Event {

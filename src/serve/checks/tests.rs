@@ -1,10 +1,8 @@
-//! Checks with slow programs, with denied files, and with engines that another gateway starts.
-//!
-//! The slow program is `tail`, which never lists flags. No gateway is started.
+//! Checks with slow programs (`tail`, which never lists flags), with denied files, and with engines
+//! that another gateway starts.
 
 use super::*;
 
-/// A configuration with these engines, each with a program and a port.
 fn loaded(folder: &Path, engines: &[(&str, u16)], more: &str) -> Loaded {
     let backend = |(at, (program, port)): (usize, &(&str, u16))| {
         format!(

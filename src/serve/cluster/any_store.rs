@@ -54,7 +54,6 @@ impl Store for AnyStore {
 }
 
 impl AnyStore {
-    /// `limit` is the deadline of each request.
     pub(super) fn of(config: &Cluster, limit: Duration) -> Self {
         #[cfg(feature = "kubernetes")]
         if let Some(kubernetes) = &config.kubernetes {

@@ -1,8 +1,7 @@
 //! Adds the work that owners have had at other gateways, so that fair queues count the work of all.
 //!
 //! The growth of other gateways' sums (`sluice_cluster::attained`) counts for the owners of this
-//! gateway. A sum seen for the first time adds nothing. A sum that fell has restarted from 0.
-//! Bounds: the sums of a ledger.
+//! gateway. A sum seen for the first time adds nothing; a sum that fell has restarted from 0.
 
 use std::collections::BTreeMap;
 

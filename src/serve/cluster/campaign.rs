@@ -1,7 +1,7 @@
 //! The task that reads and writes the record of the leader.
 //!
-//! A round is a read and, if this gateway leads or may take over, a write. [`Timing`] sets the
-//! pace. `serve::leading` acts on the result.
+//! A round is a read and, if this gateway leads or may take over, a write. `serve::leading` acts on
+//! the result.
 //!
 //! Bounds: one call to the store at a time, each with a deadline.
 
@@ -75,7 +75,7 @@ impl<S: Store> Campaign<S> {
         self.epoch.elapsed()
     }
 
-    /// One round. Returns the candidate that the record names.
+    /// One round. Returns the candidate in the record.
     async fn round(&mut self) -> Result<Option<String>, String> {
         let found = timeout(self.timing.call, self.store.read()).await.unwrap_or_else(|_| Err(self.no_answer()))?;
         let record = found

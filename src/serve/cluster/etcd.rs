@@ -3,7 +3,7 @@
 //!
 //! A write is a transaction that compares the key's revision (0: no such key). After a failure, the
 //! next member is asked first. A call goes on to another member only if nothing was sent to the
-//! first. Bounds: [`ANSWER_BYTES`] of an answer; each call has a separate connection.
+//! first. Bounds: [`ANSWER_BYTES`]; each call has a separate connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,11 +27,10 @@ pub(super) struct Etcd {
     members: Vec<Address>,
     key: String,
     limit: Duration,
-    /// The member to ask first.
     first: AtomicUsize,
 }
 
-/// The answer to a range request. Numbers are text, as in protobuf's JSON.
+/// The answer to a range request, with numbers as text.
 #[derive(Deserialize)]
 struct Range {
     /// Only answers of etcd have a header.
@@ -86,7 +85,6 @@ impl Etcd {
     }
 }
 
-/// The beginning of an answer that is not understood.
 fn shown(answer: &[u8]) -> String {
     String::from_utf8_lossy(&answer[..answer.len().min(200)]).trim().escape_debug().to_string()
 }

@@ -23,7 +23,7 @@ struct Shown {
     led_last: bool,
     resigned: bool,
     trouble: Option<String>,
-    /// Why this leader does not manage engines yet: the journal cannot be opened.
+    /// Why this leader does not manage engines yet.
     waits: Option<String>,
 }
 
@@ -60,7 +60,6 @@ impl LeaderView {
         &self.id
     }
 
-    /// Notes that the record names this holder.
     pub(super) fn note(&self, holder: Option<String>) {
         let mut shown = self.shown.lock();
         if shown.trouble.take().is_some() {
@@ -103,7 +102,6 @@ impl LeaderView {
         self.only_it_serves
     }
 
-    /// Notes why this gateway leads, but cannot change engines yet.
     pub(crate) fn note_wait(&self, why: Option<String>) {
         self.shown.lock().waits = why;
     }

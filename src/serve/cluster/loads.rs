@@ -1,6 +1,6 @@
 //! The load of pools at other gateways: the scaler of one gateway counts the requests of all.
 //!
-//! Each gateway writes sums since its start, so a missed read loses nothing. Sums seen for the
+//! Each gateway writes sums since its start, so a missed read loses nothing; sums seen for the
 //! first time add nothing. Bounds: the gateways of a ledger, times the pools with `autoscale`.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,6 @@ struct Seen {
     taken: Tally,
 }
 
-/// The loads of other gateways, as last read from the ledger.
 #[derive(Debug, Default)]
 pub(crate) struct OtherLoads(Mutex<BTreeMap<(String, String), Seen>>);
 
@@ -26,7 +25,6 @@ pub(crate) struct OtherLoads(Mutex<BTreeMap<(String, String), Seen>>);
 pub(crate) struct OtherLoad {
     pub(crate) queue: usize,
     pub(crate) in_flight: usize,
-    /// Requests that ended since the last call.
     pub(crate) tally: Tally,
 }
 
@@ -44,7 +42,6 @@ impl OtherLoads {
         }
     }
 
-    /// The store is unreachable, so the present loads are unknown.
     pub(super) fn forget(&self) {
         self.0.lock().clear();
     }

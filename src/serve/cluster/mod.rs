@@ -9,7 +9,7 @@
 //!
 //! The crate `sluice-cluster` has the rules. Here are the [store], measurements of the pool
 //! (`units.rs`, `pulse.rs`), and the task that renews (`renewal.rs`). An elected leader has a
-//! second object, for its record (`campaign.rs`). Without `[cluster]` none of this exists.
+//! second object (`campaign.rs`).
 //!
 //! A gateway that stops or has handed over leaves: it renews while requests run, and gives back
 //! unused capacity. During an upgrade, both processes are members, so the limits hold across both.
@@ -63,8 +63,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) struct Divided<'a> {
     pub(super) admission: &'a Arc<Admission>,
     pub(super) keys: &'a Arc<KeyUsage>,
-    /// While it is held, backends whose engines this gateway drains or starts are closed for all
-    /// gateways.
+    /// While it is held, all gateways close backends whose engines this gateway drains or starts.
     pub(super) lead: &'a Arc<Lead>,
     /// Knows which closed backends the others have left.
     pub(super) others: &'a Arc<OtherGateways>,
@@ -166,8 +165,7 @@ impl Drop for Cluster {
     }
 }
 
-/// `None` if no leader is elected. `lead` is not held until this gateway leads. `seed` is the seed
-/// of [`Cluster::join`].
+/// `None` if no leader is elected. `lead` is not held until this gateway leads.
 pub(super) fn leader(config: &sluice_config::Cluster, lead: Arc<Lead>, seed: u64) -> Option<Arc<LeaderView>> {
     if config.leader == ClusterLeader::None {
         return None;

@@ -1,7 +1,7 @@
 //! The tick of a gateway with a ledger, which also detects pauses of this process.
 //!
-//! A process that was stopped, or got no processor, sees the ends of requests late. For a while it
-//! does not know which requests the engines still have ([`Pulse::is_blind`]).
+//! A process that was stopped, or got no processor, sees the ends of requests late, so it does not
+//! know which requests the engines still have ([`Pulse::is_blind`]).
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! The task that renews this gateway's shares: reads the ledger, plans, lowers the pool's shares,
 //! writes, raises them.
 //!
-//! [`Timing`] sets the pace. If another gateway wrote first, this one reads again after a short
-//! random pause, a few times. Engines are asked for their load once in half a lease, and at every
-//! renewal while requests of silent gateways (lease over) may run there.
+//! If another gateway wrote first, this one reads again after a short random pause. Engines are
+//! asked for their load once in half a lease, and at every renewal while requests of silent
+//! gateways (lease over) may run there.
 //!
-//! The pool admits requests while a plan is made. So its use is compared with the plan after the
+//! The pool admits requests while a plan is made, so its use is compared with the plan after the
 //! shares were lowered. If the use is larger, another plan is made before anything is sent.
 //!
 //! Bounds: one call to the store at a time, with a deadline; [`SCRAPES`] engines asked at once.
@@ -35,8 +35,7 @@ use sluice_gateway::flow::key_share::KeyUse;
 use sluice_gateway::flow::keys::KeyUsage;
 use sluice_gateway::pool::{Admission, BackendUse, ShareEnd};
 
-/// Below 2 s: with longer pauses between plans, a member forgets how long an engine has been
-/// silent.
+/// With pauses over 2 s, a member forgets how long an engine has been silent.
 const PERIOD_MAX: Duration = Duration::from_millis(1_500);
 /// Deadline of a call to the store, for any lease.
 const CALL_MAX: Duration = Duration::from_secs(2);
@@ -62,7 +61,6 @@ pub(super) struct Timing {
     pub(super) early: Duration,
     /// Deadline of a call: a read and a write take less than half the lease.
     pub(super) call: Duration,
-    /// Time between questions to the engines.
     scrape: Duration,
     /// How long a backend that another gateway closed stays closed without a store.
     closed: Duration,
@@ -97,7 +95,6 @@ enum Outcome {
     /// The ledger was written, or nothing had to be written.
     Done,
     Refused,
-    /// The store did not answer, or the answer was not understood.
     Failed,
 }
 
@@ -223,8 +220,8 @@ impl<S: Store> Renewal<S> {
             if self.share_less(&plan) || attempt == PLANS {
                 return Some(plan);
             }
-            // Requests were admitted meanwhile. Now the lower share stops further ones, and the
-            // next plan counts these.
+            // The lower share now stops further requests, and the next plan counts the ones
+            // admitted meanwhile.
             self.member.refused();
         }
         None
@@ -299,7 +296,7 @@ impl<S: Store> Renewal<S> {
         self.view.note_room(has_room);
     }
 
-    /// As [`Renewal::share`], before a plan is sent. Returns whether the use is within the plan.
+    /// [`Renewal::share`] before a plan is sent. Returns whether the use is within the plan.
     fn share_less(&self, plan: &Ledger) -> bool {
         let (now, own) = (self.now(), plan.gateways.get(self.member.id()));
         let mut fits = true;
@@ -322,7 +319,6 @@ impl<S: Store> Renewal<S> {
         self.member.ends().map(|end| ShareEnd { at: self.epoch + end, clock: Instant::now })
     }
 
-    /// The answers since the last renewal.
     async fn pages(&mut self) -> Pages {
         match self.state.asking.take_if(|asking| asking.is_finished()) {
             Some(asked) => asked.await.unwrap_or_default(),
@@ -347,7 +343,6 @@ impl<S: Store> Renewal<S> {
         self.state.asking = Some(tokio::spawn(ask(engines, self.epoch, self.running)));
     }
 
-    /// Keeps facts of the ledger for the next renewal and for operators.
     fn note(&mut self, ledger: &Ledger) {
         let left = |id: &str| {
             ledger.gateways.get(id).map_or_else(BTreeSet::new, |entry| entry.backends.keys().cloned().collect())
@@ -379,7 +374,6 @@ impl<S: Store> Renewal<S> {
     }
 }
 
-/// Completes when requests wait and a renewal is due.
 async fn demand(pulse: &Pulse, early: Option<Instant>) {
     let Some(early) = early else { return std::future::pending().await };
     sleep_until(early).await;
@@ -394,7 +388,7 @@ fn give_pages(local: &mut LocalUse, pages: Pages) {
     }
 }
 
-/// Asks engines for their load, without engines that do not answer.
+/// Asks engines for their load.
 async fn ask(engines: Vec<(String, Arc<Address>)>, epoch: Instant, running: fn(Arc<Address>) -> Running) -> Pages {
     let (mut asking, permits) = (JoinSet::new(), Arc::new(Semaphore::new(SCRAPES)));
     for (name, address) in engines {

@@ -23,8 +23,7 @@ pub(super) enum Written {
     Unknown(String),
 }
 
-/// A store with compare-and-swap of one object. Reads are linearizable: they see every write that
-/// was confirmed before.
+/// A store with compare-and-swap of one object. Reads are linearizable.
 pub(super) trait Store: Send + Sync + 'static {
     /// The place of the object, for messages.
     fn name(&self) -> String;

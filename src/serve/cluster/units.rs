@@ -1,8 +1,7 @@
 //! Converts between the pool's amounts and the ledger's amounts.
 //!
-//! The ledger names a backend `pool/backend`, a name that stays when the engine moves to another
-//! address, as a replaced pod does. A unit without a configured limit is not divided: the pool may
-//! use any amount.
+//! The name `pool/backend` in the ledger stays when the engine moves to another address, as a
+//! replaced pod does. A unit without a configured limit is not divided.
 
 use sluice_cluster::{Amounts, Limit, LocalUse, Unit, Usage};
 

@@ -1,8 +1,7 @@
 //! This gateway's part in the ledger as operators, load balancers and the metrics page see it.
 //!
 //! A gateway is ready if its shares are in force and it has, or has had, a share: one that admits
-//! nothing should get no requests. At first, the whole limit may be held for earlier gateways, and
-//! no gateway has a share. Bounds: the names of the gateways in a ledger.
+//! nothing should get no requests. At first, the whole limit may be held for earlier gateways.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,8 @@
 //! The tokenizers of the models.
 //!
-//! A reload loads a tokenizer again, because the file may have changed, and passes on what is known
-//! of the model's template. Bound: all counters of a process share one limit on concurrent counts.
+//! A reload loads a tokenizer again, because the file may have changed, and passes on the learned
+//! cost of the model's template. Bound: all counters of a process share one limit on concurrent
+//! counts.
 
 use std::sync::Arc;
 
@@ -9,8 +10,7 @@ use super::StartError;
 use sluice_config::Config;
 use sluice_gateway::estimate::ExactCounter;
 
-/// One counter for each model, in the order of the configuration; `None`: a model without a
-/// tokenizer.
+/// One counter for each model, in the order of the configuration.
 pub(crate) type Counters = Vec<Option<Arc<ExactCounter>>>;
 
 /// Loads the tokenizers, in the order of the models. `running`: the configuration in force with its

@@ -1,7 +1,7 @@
 //! Why a gateway does not start.
 //!
-//! Operators read these messages in the log and on stderr. An unusable configuration (exit status
-//! 78) would fail at another start, too; other causes may not. Bounds: none.
+//! An unusable configuration (exit status 78) would fail at another start, too; other causes may
+//! not.
 
 use crate::upgrade::UpgradeError;
 use sluice_fleet::{JournalError, PortsError};
@@ -43,7 +43,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Whether the configuration names something unusable, so that another start would fail, too.
+    /// Whether the configuration names something unusable.
     pub fn is_of_configuration(&self) -> bool {
         match self {
             Self::Tokenizer { .. } | Self::Ports(_) => true,

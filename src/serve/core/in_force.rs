@@ -1,8 +1,7 @@
 //! Puts a configuration in force: pools, limits, routing and engines, in one step.
 //!
-//! A caller holds [`Core::alone`], so changes come one after the other. Requests in flight keep
-//! their routing table, waiting ones their place. Engines change only if this gateway manages them;
-//! if another one leads, they count as external.
+//! A caller holds [`Core::alone`]. Requests in flight keep their routing table, waiting ones their
+//! place. Engines change only if this gateway manages them; otherwise they count as external.
 
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use sluice_gateway::flow::{RoutingTable, specs};
 use sluice_gateway::pool::PoolLayout;
 
 impl Core {
-    /// Puts a configuration in force. Without `counters`, the running ones stay.
+    /// Puts a configuration in force. If `counters` is `None`, the counters in use stay.
     pub(crate) fn switch(&self, config: Config, counters: Option<Counters>) {
         let config = Arc::new(config);
         let mut loaded = self.loaded.lock();
@@ -69,8 +68,7 @@ impl Core {
         self.apply_engines(&config, &loaded.layout);
     }
 
-    /// Hands the engines to the fleet, as managed or external ones. Returns the number of managed
-    /// ones.
+    /// Hands the engines to the fleet. Returns the number of managed ones.
     pub(crate) fn apply_engines(&self, config: &Config, layout: &PoolLayout) -> usize {
         let acts = self.acts();
         let external = engines::external_backends(config, layout, !acts);

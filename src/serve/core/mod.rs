@@ -1,11 +1,10 @@
 //! The parts of a running gateway that all services share.
 //!
 //! Request threads take snapshots: configuration and routing table are swapped whole
-//! (`in_force.rs`). Only changes of the configuration hold locks, one at a time. `probing.rs` asks
-//! the backends for health and models; `served.rs` notes which arms of experiments can be served.
+//! (`in_force.rs`). Only changes of the configuration hold locks.
 //!
 //! A service ([`tuner`](crate::tuner), [`scaler`](crate::scaler), and others) has a reference to
-//! the core and its own state. The core knows no service.
+//! the core, which knows no service.
 
 mod error;
 mod counters;

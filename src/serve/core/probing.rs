@@ -36,7 +36,6 @@ impl Core {
         }
     }
 
-    /// Slow work (many keys) runs on a thread that may block.
     pub(crate) async fn probe(self: &Arc<Self>, prober: &mut Prober) {
         let config = self.config.load_full();
         let rules = config.health.clone();
@@ -61,7 +60,6 @@ impl Core {
         }
     }
 
-    /// Rebuilds the routing table after the reported models changed.
     fn rebuild_routing(&self) {
         let loaded = self.loaded.lock();
         let (config, reported) = (self.config.load_full(), self.reported.names());
@@ -75,7 +73,7 @@ impl Core {
         ));
     }
 
-    /// Serves copies until `end` is true. Requests are copied from this call on.
+    /// Serves copies of requests from this call on, until `end` is true.
     pub(crate) fn keep_serving_copies(&self, mut end: watch::Receiver<bool>) -> impl Future<Output = ()> + use<> {
         let serving = Arc::clone(&self.flow).serve_copies();
         async move {

@@ -2,7 +2,7 @@
 //! engines that serve them.
 //!
 //! The gateway's own engines get their adapters when they start. Bounds: one look every
-//! [`LOOK_INTERVAL`]; an adapter that an engine refuses is tried again after [`LOAD_INTERVAL`].
+//! [`LOOK_INTERVAL`]; a refused adapter is tried again after [`LOAD_INTERVAL`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,6 @@ use sluice_core::vllm::metrics::MetricsSnapshot;
 use sluice_gateway::experiment::{EngineAdapters, Experiment, Phase};
 
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// Pause between attempts to load an adapter into an engine.
 const LOAD_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) async fn keep_looking(core: Arc<Core>, mut end: watch::Receiver<bool>) {
@@ -116,8 +115,8 @@ impl Adapters<'_> {
         self.core.learned.experiments.note_adapters(&seen);
     }
 
-    /// Adapters that the page shows, if any. An engine without requests is left out: it keeps
-    /// showing its last ones.
+    /// Adapters that the page shows, if any; not of an engine without requests, which keeps showing
+    /// its last ones.
     fn adapters_of(&self, backend: String, page: MetricsSnapshot) -> Option<EngineAdapters> {
         let adapters = page.adapters.filter(|_| page.running + page.waiting > 0.0)?;
         let config = self.core.config.load();

@@ -2,9 +2,7 @@
 //!
 //! Ramps follow the calendar clock, because a ramp may begin at a date. Measurements are saved
 //! every [`SAVE_INTERVAL`] and at the end, in the folder of the engines' journal (`fleet.state`),
-//! and the next gateway goes on with them; a crash loses the last seconds. One task serves all
-//! experiments, another (`adapters.rs`) watches the engines that serve their adapters. `saved.rs`
-//! keeps the experiments of the admin API.
+//! and the next gateway goes on with them; a crash loses the last seconds.
 
 mod adapters;
 mod saved;
@@ -37,7 +35,7 @@ pub(crate) fn restore(experiments: &Experiments, folder: &Path) {
     experiments.restore(read_or_set_aside(folder, FILE));
 }
 
-/// As [`restore`], in place of this gateway's own measurements.
+/// [`restore`] in place of this gateway's own measurements.
 pub(crate) fn restore_over(experiments: &Experiments, folder: &Path) {
     experiments.restore_over(read_or_set_aside(folder, FILE));
 }
@@ -45,7 +43,7 @@ pub(crate) fn restore_over(experiments: &Experiments, folder: &Path) {
 #[derive(Debug)]
 pub(crate) struct ExperimentService {
     core: Arc<Core>,
-    /// Experiments of the admin API. Only reloads change them.
+    /// Experiments of the admin API; only reloads change them.
     pub(crate) added: Mutex<Added>,
 }
 
@@ -128,7 +126,6 @@ impl ExperimentService {
         Ok(ExperimentReport::new(&self.find(name)?, true))
     }
 
-    /// The report of an experiment that does not fit the configuration.
     fn left_out(&self, name: &str) -> Option<ExperimentReport> {
         self.added.lock().left_out_reports().find(|report| report.name == name)
     }

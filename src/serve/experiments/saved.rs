@@ -1,7 +1,7 @@
 //! The saved experiments of the admin API, and their restoration at a start.
 //!
-//! An experiment that no longer fits the configuration stays saved and is listed as [`NOT_ACTIVE`]
-//! with the reason; each start tries again.
+//! One that no longer fits the configuration stays saved and is listed as [`NOT_ACTIVE`] with the
+//! reason.
 
 use std::path::Path;
 
@@ -16,7 +16,6 @@ const FILE: &str = "added_experiments.json";
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Added {
     pub(crate) active: Vec<AddedExperiment>,
-    /// Experiments that do not fit the configuration, with the reason.
     left_out: Vec<(AddedExperiment, String)>,
 }
 
@@ -52,8 +51,8 @@ impl Added {
     }
 }
 
-/// Adds the saved experiments to a configuration read from `path`. An experiment that no longer
-/// fits is reported and left out, so that the gateway starts.
+/// Adds the saved experiments to a configuration read from `path`. One that no longer fits is
+/// reported and left out, so that the gateway starts.
 pub(crate) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Added {
     let saved: Vec<AddedExperiment> = read_or_set_aside(&config.fleet.state, FILE);
     let mut added = Added::default();

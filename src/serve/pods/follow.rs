@@ -1,10 +1,9 @@
 //! Follows the pods of pools with a `kubernetes` table: warms up new pods, sets their readiness
 //! gate, and puts them in force.
 //!
-//! One task serves all pools; [`Members`] decides about each pod. The pods of a pool stay in force
-//! while the API server is unreachable, and after a change of the selector until its pods were
-//! listed. Bounds: [`AT_ONCE`] pods are prepared at once. Failed preparations are repeated every
-//! [`RETRY`].
+//! [`Members`] decides about each pod. The pods of a pool stay in force while the API server is
+//! unreachable, and after a change of the selector until its pods were listed. Bounds: [`AT_ONCE`]
+//! pods are prepared at once. Failed preparations are repeated every [`RETRY`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The pods that pools have now. The configuration names pods only by their labels.
 //!
-//! `follow.rs` (cargo feature `kubernetes`) finds the pods. They become backends whenever a
-//! configuration is put in force, by a reload or because the pods changed.
+//! `follow.rs` (cargo feature `kubernetes`) finds the pods, which become backends whenever a
+//! configuration is put in force.
 
 #[cfg(feature = "kubernetes")]
 mod follow;

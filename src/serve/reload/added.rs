@@ -1,10 +1,9 @@
 //! Experiments that the admin API creates, replaces and removes while the gateway runs.
 //!
-//! Each change is a reload with these experiments added: the configuration file is read and checked
-//! again, and an error changes nothing. The experiments are saved in the folder of the engines'
-//! journal (`fleet.state`). Without them after a restart of the gateway, users would leave their
-//! arms, and measurements would be lost; so a change that cannot be saved is refused. An experiment
-//! of the file can be changed only there, so that the file stays complete for its readers.
+//! Each change is a reload with these experiments added, and an error changes nothing. The
+//! experiments are saved in the folder of the engines' journal (`fleet.state`). Without them after
+//! a restart, users would leave their arms, and measurements would be lost; so a change that cannot
+//! be saved is refused. An experiment of the file can be changed only there.
 
 use super::{ReloadError, Reloader, problem_lines};
 use crate::core::Source;
@@ -42,7 +41,6 @@ impl Reloader {
         self.set_added(added, |_| Ok(()))
     }
 
-    /// Replaces the known experiments by the saved ones.
     pub(crate) fn read_added(&self) -> Result<(), ReloadError> {
         let Source::File { path, sets } = &self.core.source else { return Ok(()) };
         let _alone = self.core.alone();
@@ -73,8 +71,7 @@ impl Reloader {
         let loaded = Config::load_with(path, sets, &added.active).map_err(|problems| refused(problems.into()))?;
         check(&loaded.config)?;
         let folder = self.core.config.load().fleet.state.clone();
-        // Saved before the change takes effect, because a change that a restart would lose is
-        // refused.
+        // A change that a restart would lose is refused.
         added.save(&folder)?;
         let changes = self.apply(loaded.config).map_err(|error| {
             if let Err(error) = self.experiments.added.lock().save(&folder) {

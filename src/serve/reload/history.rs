@@ -1,7 +1,6 @@
 //! The reloads of a running gateway, for `/admin/status` and the charts of the live page.
 //!
-//! Kept are the last outcome, and the times at which configurations came into force. Bound:
-//! [`APPLIED_MAX`] times.
+//! Bound: [`APPLIED_MAX`] times at which configurations came into force, and the last outcome.
 
 use std::collections::VecDeque;
 

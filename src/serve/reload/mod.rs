@@ -4,8 +4,6 @@
 //! keys this takes long, so reloads run on threads that may block. Then the core puts the
 //! configuration in force in one step. Settings that only a restart can change (sockets, threads,
 //! logs) keep their running values, and the list of changes names them.
-//!
-//! `added.rs` reloads with other experiments of the admin API; `history.rs` keeps the outcomes.
 
 mod added;
 mod history;
@@ -29,7 +27,7 @@ use sluice_config::{Config, Problems};
 
 use history::History;
 
-/// Why a reload failed. Nothing has changed.
+/// Why a reload failed and changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// The new configuration is not valid.

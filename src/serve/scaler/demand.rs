@@ -2,12 +2,12 @@
 //! metrics page and, with `apply`, for the fleet.
 //!
 //! The duration of a start is measured from the first sight of an unused backend or pod until its
-//! use. The longest of the last [`STARTS`] durations counts, because too short an estimate would
-//! order engines too late. For engines that the gateway starts, the durations in the journal take
-//! precedence. If several gateways share the engines, all loads are added (`cluster/loads.rs`).
+//! use. The longest of the last [`STARTS`] counts, because too short an estimate would order
+//! engines too late; durations in the journal take precedence. If several gateways share the
+//! engines, all loads are added (`cluster/loads.rs`).
 //!
-//! Nothing is kept over a restart: capacity and load of the previous day are learned anew. Until
-//! then the number of engines stays, except that a queue adds engines.
+//! After a restart, capacity and load of the previous day are learned anew. Until then the number
+//! of engines stays, except that a queue adds engines.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -24,9 +24,8 @@ use sluice_online::observe::Observer;
 use sluice_online::observe::tally::Tally;
 use sluice_online::scaler::{Look, Scaler, ScalerRules};
 
-/// Recent starts, of which the longest counts.
 const STARTS: usize = 5;
-/// A starting engine that is not in use after this time is forgotten.
+/// Time after which a starting engine that is not in use is forgotten.
 const NEVER: Duration = Duration::from_secs(3_600);
 
 #[derive(Debug, Default)]
@@ -123,7 +122,7 @@ impl Demand {
         changes
     }
 
-    /// The engines that each controlled pool should run. `None`: all engines of the pool. For pods,
+    /// The engines that each controlled pool should run; `None`: all engines of the pool. For pods,
     /// the number is known after a minute.
     pub(crate) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
         let scaled = self.0.lock();
@@ -190,7 +189,7 @@ fn is_of(engine: &EngineView, pool: &str) -> bool {
 }
 
 /// Backends whose engine starts, and pods that are not in use yet. An engine in the step `recover`
-/// is left out, because it may be running.
+/// may be running.
 fn starting(view: &PoolView, engines: &[&EngineView], pods: &[PodsView]) -> Vec<String> {
     let step = |name: &str| {
         let own = engines.iter().find(|engine| engine.backend.split_once('/').is_some_and(|(_, own)| own == name));

@@ -1,8 +1,8 @@
 //! Every second, computes the engines that pools need, and makes the fleet run that number.
 //!
-//! `demand.rs` computes the number; `replicas.rs` sets it for pools of pods. The task goes on while
-//! the online tuner is off. It takes the lock of admission for a snapshot. It ends with the tasks
-//! that decide about engines: of two gateways, one publishes and applies.
+//! `demand.rs` computes the number; `replicas.rs` sets it for pools of pods. The task runs even if
+//! the online tuner is off. It ends with the tasks that decide about engines: of two gateways, one
+//! publishes and applies.
 
 mod demand;
 #[cfg(feature = "kubernetes")]
@@ -47,12 +47,10 @@ impl ScalerService {
         self.demand.clear();
     }
 
-    /// The wanted engines of each pool, for the metrics page.
     pub(crate) fn view(&self) -> Vec<PoolEngines> {
         self.demand.view()
     }
 
-    /// The loads of scaled pools, for other gateways.
     pub(crate) fn loads(&self) -> BTreeMap<String, PoolLoad> {
         let config = self.core.config.load();
         match config.pools.iter().any(|pool| pool.autoscale.is_some()) {

@@ -1,11 +1,11 @@
 //! Sets the replicas of StatefulSets to the number that autoscaling wants (`autoscale.apply`).
 //!
 //! An increase is applied at once. Before a decrease, a dry run finds out whether it is allowed.
-//! Then the pods with the highest numbers are drained, and the replicas follow as these pods have
-//! no requests left. A field that another manager owns is left alone; the log says so once.
+//! Then the pods with the highest numbers are drained, and the replicas follow. A field that
+//! another manager owns is left alone.
 //!
 //! Bounds: the API server is asked about a set every [`LOOK`] while nothing changes, not before
-//! [`RETRY`] after an error, otherwise at every call, once a second.
+//! [`RETRY`] after an error, otherwise once a second.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,6 @@ use sluice_fleet::discovery::{PodsView, apply_replicas, read_replicas};
 const LOOK: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(10);
 
-/// The StatefulSets, by the name of the pool.
 #[derive(Debug, Default)]
 pub(super) struct Sets(BTreeMap<String, Set>);
 
@@ -56,7 +55,7 @@ impl Sets {
         if set.not_before.is_some_and(|moment| Instant::now() < moment) {
             return;
         }
-        // With more pods than known, another manager may have raised the number: it is read again.
+        // With more pods than known, another manager may have raised the number.
         let seen = replicas_seen(seen, pool, name);
         set.have = set.have.filter(|(have, _)| seen <= *have);
         match set.follow(fleet, pool, (pods.namespace.as_deref(), name), wanted, may_stop).await {
@@ -107,7 +106,7 @@ impl Set {
         }
         // Pods that are in use stay.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
-        // The lead may have been lost during the wait; then another gateway sets the replicas.
+        // Without the lead, another gateway sets the replicas.
         if (wanted > have || next < have) && fleet.lead().is_held() {
             let next = if wanted > have { wanted } else { next };
             apply_replicas(namespace, name, next, false).await?;

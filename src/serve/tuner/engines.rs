@@ -1,9 +1,9 @@
 //! The gateway as the deployment that the online tuner drives: restarts through the fleet, and
 //! simulations that forecast a change.
 //!
-//! At most one restart, one simulation of flags and one of limits run at a time. A simulation takes
-//! a thread for some seconds of CPU time, and only while objectives are missed: for flags a few
-//! times an hour, for limits before each trial.
+//! Bounds: one restart, one simulation of flags and one of limits at a time. A simulation takes a
+//! thread for some seconds of CPU time, and only while objectives are missed: for flags a few times
+//! an hour, for limits before each trial.
 
 use std::collections::BTreeMap;
 use std::ops::DerefMut;
@@ -33,7 +33,7 @@ use sluice_online::tuner::Tuner;
 const POLL: Duration = Duration::from_millis(500);
 const SERVES: &str = "serve";
 
-/// A refused restart for the tuner: only settings that cannot work speak against the change.
+/// Only settings that cannot work speak against the change.
 fn refused(error: &RestartError) -> Restarted {
     match error {
         RestartError::Blocked(_)
@@ -151,7 +151,7 @@ impl TunerService {
         EngineSetup::vllm(&backend.name, gpu, simulation.host.as_deref(), model, &words).ok()
     }
 
-    /// Restarts an engine with another value of a flag, and waits for the end of the restart.
+    /// Restarts an engine with another value of a flag, and waits for the end.
     async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
         let set = BTreeMap::from([(flag.name().to_owned(), flag.written(value))]);
         let started =

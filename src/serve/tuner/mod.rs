@@ -2,9 +2,7 @@
 //! operators.
 //!
 //! One task is for the pools, a slower one for the engines' metrics pages, which only diagnoses
-//! use. Both end when the gateway ends or loses the lead. Neither delays a request. `service.rs`
-//! carries out orders, `state.rs` has the tuner with the tuner's files, and `engines.rs` is the
-//! deployment that the tuner drives.
+//! use. Both end when the gateway ends or loses the lead. Neither delays a request.
 
 mod state;
 mod service;
@@ -66,7 +64,6 @@ async fn look_at_engines(service: &Arc<TunerService>) {
     for (pool, backend) in drive::pages(&Live(Arc::clone(service))) {
         let room = Arc::clone(&room);
         pages.spawn(async move {
-            // Never closed.
             let _room = room.acquire().await;
             (pool, backend.name, sluice_fleet::scrape(&backend.address, limit).await)
         });

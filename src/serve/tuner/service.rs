@@ -1,8 +1,7 @@
 //! The tuner service: the tuner with its files, and the orders of operators.
 //!
 //! An order takes the lock of the tuner, and then changes the limits in force. If it cannot be
-//! saved, it is in force, and the answer says that the next start does not know of it. Bounds: see
-//! [`TunerState`].
+//! saved, the answer says that the next start does not know of it. Bounds: see [`TunerState`].
 
 use std::sync::Arc;
 

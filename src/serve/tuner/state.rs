@@ -3,7 +3,7 @@
 //! The files are in the folder of the engines' journal (`fleet.state`). `tuner.json` has the kept
 //! limits; the next gateway goes on with them, unless the configured limits have changed.
 //! `tuner.jsonl` has every event, one line each, with observations and simulations. A change under
-//! trial is not kept. A file that cannot be written is reported and has no other effect.
+//! trial is not kept.
 //!
 //! Bounds: [`EVENTS_SHOWN`] events in memory; `tuner.jsonl` is renamed to `tuner.jsonl.1` at
 //! [`JOURNAL_MAX`] bytes.
@@ -44,7 +44,7 @@ pub(crate) struct TunerState {
     /// Held while the state is saved: an older state never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
-    /// Another leader has the files; then this gateway saves nothing.
+    /// While another gateway leads, it has the files, and this one saves nothing.
     lead: Arc<Lead>,
 }
 
@@ -72,8 +72,8 @@ impl TunerState {
         saved.is_some_and(|saved| self.tuner.lock().restore(saved, &self.observer, self.started.elapsed()))
     }
 
-    /// Puts the tuner's limits into a configuration. Reloads take their lock first and the tuner's
-    /// lock second, so the tuner must not be locked here.
+    /// Puts the tuner's limits into a configuration. The tuner must not be locked here: reloads
+    /// take their lock first.
     pub(crate) fn put(&self, config: &mut Config) {
         self.tuner.lock().put(config);
     }

@@ -51,7 +51,7 @@ impl Door {
         folder.join(UPGRADE_SOCKET)
     }
 
-    /// Opens the socket in this folder, which is created if it is missing.
+    /// Opens the socket in this folder, which is created if needed.
     ///
     /// # Errors
     /// Another gateway listens there, or the folder cannot be used.

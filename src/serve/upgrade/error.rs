@@ -1,12 +1,12 @@
 //! Why an upgrade did not take place, from the view of the new gateway.
 //!
-//! The running gateway goes on, unchanged. Every message says how to proceed. The reasons of the
-//! running gateway arrive as text.
+//! The running gateway goes on, unchanged; its reasons arrive as text. Every message says how to
+//! proceed.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why an upgrade did not take place. The running gateway goes on.
+/// Why an upgrade did not take place.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
     /// No gateway answers.

@@ -20,11 +20,12 @@
 //! Until the old gateway receives `conceded`, every failure of the new one makes the old one go on
 //! as before: it sends `withdrawn`, locks the journal and adopts its engines again. If the
 //! connection ends without `withdrawn`, the old process has ended, and the new one serves alone. So
-//! exactly one of them accepts connections. `conceded` also says which backends may get work,
-//! because the new gateway manages their engines. From then on, the old gateway's use counts as
-//! foreign use in the new one (`sluice_gateway::pool`), so the limits hold across both. More
-//! upgrades may follow while gateways drain; each gateway claims for itself and for the gateways
-//! before it.
+//! exactly one of them accepts connections.
+//!
+//! From then on, the old gateway's use counts as foreign use in the new one
+//! (`sluice_gateway::pool`), so the limits hold across both. More upgrades may follow while
+//! gateways drain; each gateway claims for itself and for the gateways before it. `conceded` also
+//! says which backends may get work.
 //!
 //! Bounds: one upgrade at a time; eight gateways that drain; messages of 4 MiB; the times in
 //! `hand_over.rs` and `predecessor.rs`.

@@ -1,8 +1,8 @@
 //! The new gateway's side of an upgrade: asks the running one for its sockets, and counts the
 //! capacity that it still uses.
 //!
-//! While the connection is silent, the last claims stay in force: the old process lives and may use
-//! them. When the process ends, the kernel closes the connection, and the claims are void.
+//! While the connection is silent, the last claims stay in force: the old process lives. When it
+//! ends, the kernel closes the connection, and the claims are void.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -61,12 +61,11 @@ pub(crate) struct Predecessor {
     stopped: Arc<AtomicBool>,
 }
 
-/// Asks the running gateway for the sockets that this configuration has too. Then the running
-/// gateway waits for this one to serve or to end. `stopped`: this gateway must end before it
-/// serves.
+/// Asks the running gateway for the sockets that this configuration has too; then it waits for this
+/// one to serve or to end. `stopped`: this gateway must end before it serves.
 ///
 /// # Errors
-/// No gateway runs, or it refuses. Nothing has changed.
+/// No gateway runs, or it refuses; nothing has changed.
 pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Opened, Option<Door>), UpgradeError> {
     let folder = &super::folder(config);
     let path = Door::path(folder);
@@ -206,7 +205,7 @@ impl Predecessor {
         }
     }
 
-    /// As [`Predecessor::claims`], without a time limit.
+    /// [`Predecessor::claims`] without a time limit.
     async fn next_claims(&mut self) -> Result<Option<Claims>, UpgradeError> {
         let pid = self.pid;
         let mut receiving = std::pin::pin!(self.claims());
@@ -242,7 +241,6 @@ impl Predecessor {
     }
 }
 
-/// Whether the previous gateway may use a backend.
 fn cordon(backend: &BackendView) -> Cordon {
     match backend.cordon {
         Cordon::Open if backend.draining => Cordon::Draining,

@@ -1,8 +1,8 @@
 //! The messages between two gateways in an upgrade, and the transfer of descriptors.
 //!
-//! A message is a length (4 bytes, little-endian) and JSON. Unknown keys are ignored, so that newer
-//! versions may add keys. [`PROTOCOL`] changes when an older version must not ignore a key.
-//! Descriptors travel with one extra byte after [`Answer::Accepted`].
+//! A message is a length (4 bytes, little-endian) and JSON. Newer versions may add keys;
+//! [`PROTOCOL`] changes when an older version must not ignore one. Descriptors travel with one
+//! extra byte after [`Answer::Accepted`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -75,7 +75,7 @@ pub(crate) struct Ready {}
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Said {
     Claims(Claims),
-    /// The old gateway goes on as before; the new one must not serve.
+    /// The old gateway goes on; the new one must not serve.
     Withdrawn {
         why: String,
     },
@@ -124,12 +124,12 @@ pub(crate) async fn send(stream: &mut UnixStream, message: &impl Serialize) -> i
     stream.write_all(&[&length.to_le_bytes()[..], &json].concat()).await
 }
 
-/// Receives a message. Not cancel safe.
+/// Not cancel safe.
 pub(crate) async fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
     receive_if_open(stream).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// As [`receive`]; `None` if the connection was closed between messages.
+/// [`receive`]; `None` if the connection was closed between messages.
 pub(crate) async fn receive_if_open<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match stream.read(&mut length[..1]).await {

@@ -87,7 +87,7 @@ impl Default for EngineConfig {
 /// The parts of the engine that are paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pause {
-    /// Nothing: the engine runs.
+    /// No part: the engine runs.
     #[default]
     No,
     /// Admission: running sequences continue, no other sequence starts.

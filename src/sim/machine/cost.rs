@@ -197,10 +197,10 @@ impl CostModel {
     ///
     /// A step that fits a graph is padded to the graph's size, and a share of the time grows in
     /// whole tiles of 128 tokens. With fp8 weights a decode is faster (3.3 ms instead of 4.7 ms),
-    /// and so is a chunk of 8,192 tokens, but not one of 256 tokens, whose tiles do not fill the
-    /// GPU: it took 8.4 ms, as long as 670 tokens at the rate of large chunks (7.9 ms here). Other
-    /// kernels are used for up to 128 tokens. Between one tile and two, which was not measured, the
-    /// time rises evenly.
+    /// and so is a chunk of 8,192 tokens. A chunk of 256 tokens is not, because the tiles do not
+    /// fill the GPU: it took 8.4 ms (7.9 ms here), as long as 670 tokens at the rate of large
+    /// chunks. Other kernels are used for up to 128 tokens. Between one tile and two, which was not
+    /// measured, the time rises evenly.
     fn linear(&self, load: &StepLoad, padded: f64) -> f64 {
         let rates = &self.rates;
         let tiled = rates.kernel.tile_share * (padded / TILE).ceil() * TILE + (1.0 - rates.kernel.tile_share) * padded;

@@ -1,8 +1,8 @@
 //! A setting on real engines: the flags of each engine, and the configuration of the gateway.
 //!
-//! Engines are the configured backends that have `launch`. Their flags are `launch.args`,
-//! overridden by the setting. The gateway is private to this program: on loopback ports that the
-//! system chooses, without keys, TLS and access log, with all engines as external backends.
+//! Engines are the configured backends that have `launch`, with `launch.args` overridden by the
+//! setting. The gateway is private to this program: on loopback ports that the system chooses,
+//! without keys, TLS and access log, with all engines as external backends.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -20,7 +20,6 @@ use sluice_lab::Scenario;
 #[derive(Debug)]
 pub(super) struct Deployment {
     config: Config,
-    /// The flags of each engine, in the order of [`engines`].
     pub(super) settings: Vec<EngineSettings>,
     pub(super) traffic: Vec<RunPlan>,
 }
@@ -48,12 +47,12 @@ impl Deployment {
         backends > 1 || space.keys().any(|key| RestartCost::of(key) == RestartCost::None)
     }
 
-    /// Whether clients use the configured models, not the ones that engines report.
+    /// Whether clients use the configured models.
     pub(super) fn has_models(&self) -> bool {
         !self.config.models.is_empty()
     }
 
-    /// The engines, each with a port. `folder` remembers the ports that are not configured.
+    /// The engines, each with a port; `folder` remembers the ones that are not configured.
     pub(super) fn engines(&self, folder: &Path) -> Result<Vec<TrialSpec>, TuneError> {
         let mut engines = Vec::new();
         for pool in &self.config.pools {

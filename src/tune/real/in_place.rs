@@ -1,9 +1,8 @@
 //! Tunes one engine of a running gateway while the other engines serve clients.
 //!
 //! The engine leaves the rotation, restarts with each setting and is measured directly. The gateway
-//! stops and starts it ([`BenchEngine`]), so the gateway's checks, roll-back and journal apply. A
-//! setting with which the engine does not start is rolled back, and refused. Only flags of vLLM can
-//! be tried: changes of the gateway's keys would affect clients.
+//! stops and starts it ([`BenchEngine`]), so the gateway's checks, roll-back and journal apply.
+//! Only flags of vLLM can be tried: changes of the gateway's keys would affect clients.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,8 +23,8 @@ use sluice_lab::{Measure, Scenario, Variant};
 /// Values of vLLM flags.
 pub type Flags = BTreeMap<String, ArgValue>;
 
-/// An engine that a gateway runs and has taken out of rotation. The caller implements this: this
-/// crate may not use the gateway's admin API.
+/// An engine that a gateway runs and has taken out of rotation. The caller implements this, because
+/// this crate may not use the gateway's admin API.
 pub trait BenchEngine: Clone + Watch {
     /// The name of the backend.
     fn name(&self) -> &str;

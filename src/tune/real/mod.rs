@@ -1,12 +1,12 @@
 //! Real engines as a backend: run by the fleet, measured by the load generator.
 //!
 //! A trial restarts only engines with changed flags; changes of the gateway's keys are reloads. A
-//! setting that is known to be wrong is not started. A start may last while the engine's log shows
-//! progress. Failures by settings are outcomes. Failures by the machine (a taken port, a missing
-//! program, memory of another process) end the tuning: all later trials would be worthless.
+//! start may last while the engine's log shows progress. Failures by settings are outcomes.
+//! Failures by the machine (a taken port, a missing program, memory of another process) end the
+//! tuning: all later trials would be worthless.
 //!
-//! [`RealEngines::stop`] leaves no engine of the tuner running. After a killed tuner, the next one
-//! finds the engines by the journal and by a mark in their environment, and uses or stops them.
+//! After a killed tuner, the next one finds the engines by the journal and by a mark in their
+//! environment, and uses or stops them.
 
 mod deployment;
 mod system;

@@ -1,8 +1,8 @@
 //! A running deployment, which gets trials and runs from the load generator.
 //!
-//! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve, and
-//! the reason is in the engine's log. A repeated load would find its prompts in the prefix cache,
-//! so each run shifts the token ids. Lengths and times depend only on the seed.
+//! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve. Each
+//! run shifts the token ids, because a repeated load would find its prompts in the prefix cache.
+//! Lengths and times depend only on the seed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -22,7 +22,7 @@ use sluice_lab::measure::Measured;
 /// Requests in flight in the worst load: more than engines run at once by default, except on the
 /// largest GPUs.
 const STRESS: u32 = 512;
-/// Requests in a trace, as in vLLM's `auto_tune.sh`. Each adds tens of megabytes.
+/// Requests in a trace, as in vLLM's `auto_tune.sh`; each adds tens of megabytes.
 const TRACED: u64 = 100;
 /// Upper bound of the shift of token ids.
 const MOVES: u32 = 1_000;

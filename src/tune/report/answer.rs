@@ -1,9 +1,9 @@
 //! The result of a tuning in sentences.
 //!
 //! First the advice: use the winner, or keep defaults that are as good ([`advised`]). Then the
-//! measured values of both, with the name of the quantity, and the change with an interval. If no
-//! setting is usable, the sentence names the obstacle: the missed objective, by how much and by
-//! which requests, or the message of an engine that does not start.
+//! measured values of both, and the change with an interval. If no setting is usable, the sentence
+//! names the obstacle: the missed objective, by how much and by which requests, or the message of
+//! an engine that does not start.
 
 use crate::goal::{Goal, Objective};
 use crate::report::front;
@@ -46,8 +46,8 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
     lines
 }
 
-/// The winner, or the defaults if it is not certainly better; `None` without a winner. A certified
-/// winner is never given up for defaults without a certified rate.
+/// The winner, or the defaults if it is not certainly better. A certified winner is never given up
+/// for defaults without a certified rate.
 pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     let winner = report.winner.as_ref()?;
     let keep = match (&report.comparison, &report.default) {
@@ -93,8 +93,7 @@ fn ended_early(report: &Report) -> Option<String> {
     report.out_of_budget.then(|| text.to_owned())
 }
 
-/// An estimate and a certified rate are different quantities: the certified one is lower by margins
-/// and failed proofs.
+/// A certified rate is lower than an estimate, by margins and failed proofs.
 fn value(trial: &Trial, goal: &Goal) -> String {
     match (&trial.outcome, &goal.objective) {
         (Outcome::Measured { certified: Some(certified), .. }, _) if trial.effort == Effort::Script => {

@@ -1,7 +1,7 @@
 //! A setting in an operator's form: flags of `vllm serve`, keys of `sluice.toml`.
 //!
-//! Keys of the gateway are given twice: as `--set` of `sluice serve`, which is exact, and as lines
-//! for the file.
+//! Keys of the gateway are given as `--set` of `sluice serve`, which is exact, and as lines for the
+//! file.
 
 use crate::setting::{Setting, flags};
 use sluice_config::ArgValue;

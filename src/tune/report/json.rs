@@ -1,7 +1,7 @@
 //! A tuning as JSON: the answer, winner, default, all trials, and the settings left out.
 //!
-//! `advised` is empty if the defaults are as good, and then `use` and `patch` are empty too. Trials
-//! are as in the journal. Changes are shares: 0.1 is 10 % more.
+//! If the defaults are as good, `advised`, `use` and `patch` are empty. Trials are as in the
+//! journal. Changes are shares: 0.1 is 10 % more.
 
 use serde_json::{Value, json};
 

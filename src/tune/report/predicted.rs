@@ -20,7 +20,7 @@ pub fn cell(report: &Report, setting: &Setting) -> String {
     }
 }
 
-/// How well predictions agree with measurements; `None`: there is nothing to compare.
+/// How well predictions agree with measurements, if there are any.
 pub fn agreement(report: &Report, goal: &Goal) -> Option<String> {
     let measured = report.trials.iter().filter(|trial| trial.is_search() && trial.value().is_some());
     let predicted = |trial: &Trial| report.predicted.iter().find(|other| other.setting == trial.setting);

@@ -44,7 +44,6 @@ impl Table {
             .collect();
         rows.extend(left_out);
         let mut head = columns.head();
-        // The last column has the notes.
         if rows.iter().all(|row| row.last().is_none_or(String::is_empty)) {
             head.pop();
             rows.iter_mut().for_each(|row| drop(row.pop()));
@@ -63,7 +62,6 @@ fn shown<'a>(report: &'a Report, goal: &Goal) -> Vec<&'a Trial> {
         }
     }
     let advised = answer::advised(report, goal);
-    // Measured trials first, then lost ones, then unusable ones.
     let rank = |trial: &Trial| match trial.outcome {
         _ if advised.as_ref() == Some(&trial.setting) => 0,
         Outcome::Measured { .. } => 1,

@@ -18,7 +18,7 @@ pub(crate) struct Known<'a> {
     pub(crate) settings: &'a [Setting],
     pub(crate) goal: &'a Goal,
     pub(crate) trials: &'a [Trial],
-    /// Simulated trials, at most one for each setting; empty without a simulation.
+    /// Simulated trials, at most one for each setting.
     pub(crate) predicted: &'a [Trial],
 }
 
@@ -42,7 +42,6 @@ impl<'a> Known<'a> {
         best(self.trials, self.goal)
     }
 
-    /// Whether a setting is the best so far, or a member of the front.
     pub(crate) fn leads(&self, setting: &Setting) -> bool {
         let best = self.best().filter(|_| self.goal.against.is_none()).into_iter();
         best.chain(front(self.trials.iter(), self.goal)).any(|trial| trial.setting == *setting)
@@ -66,14 +65,14 @@ impl<'a> Known<'a> {
     }
 }
 
-/// The best trial that was measured in full; the first of equals.
+/// The best trial measured in full; the first of equals.
 pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
     let full = |trial: &&Trial| matches!(trial.effort, Effort::Race(_) | Effort::Script);
     let scored = trials.iter().filter(full).filter_map(|trial| Some((goal.score(trial.value()?), trial)));
     scored.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, trial)| trial)
 }
 
-/// The score of a trial; `None` if the setting is unusable. A lost race has a rough one.
+/// The score of a trial, if the setting is usable; rough after a lost race.
 pub fn score(trial: &Trial, goal: &Goal) -> Option<f64> {
     match &trial.outcome {
         Outcome::Measured { value, .. } => Some(goal.score(value.value)),

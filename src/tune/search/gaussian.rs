@@ -8,7 +8,7 @@
 //! Cost: n^3 for each of some hundred likelihoods; meant for up to a few hundred values.
 
 const LENGTHS: [f64; 5] = [0.15, 0.35, 0.8, 2.0, 6.0];
-/// Candidate standard deviations of the noise, relative to the deviation of the values.
+/// Candidate standard deviations of the noise, relative to the values'.
 const NOISES: [f64; 4] = [0.02, 0.06, 0.18, 0.5];
 /// Passes over all coordinates.
 const PASSES: usize = 2;
@@ -101,7 +101,6 @@ fn factor(points: &[Vec<f64>], lengths: &[f64], noise: f64) -> Option<Vec<Vec<f6
     Some(rows)
 }
 
-/// Solves L x = b.
 fn forward(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
     let mut x: Vec<f64> = Vec::with_capacity(b.len());
     for (row, value) in factor.iter().zip(b) {
@@ -111,7 +110,6 @@ fn forward(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
     x
 }
 
-/// Solves the transpose of L x = b.
 fn backward(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
     let mut x = b.to_vec();
     for at in (0..x.len()).rev() {
@@ -121,7 +119,6 @@ fn backward(factor: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
     x
 }
 
-/// The lengths and the noise with the highest likelihood.
 fn likeliest(points: &[Vec<f64>], standard: &[f64]) -> (Vec<f64>, f64) {
     let dimensions = points.first().map_or(0, Vec::len);
     let (mut lengths, mut noise) = (vec![LENGTHS[2]; dimensions], NOISES[1]);

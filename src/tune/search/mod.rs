@@ -1,7 +1,7 @@
 //! Chooses the next setting to try: one interface, several methods.
 //!
-//! A search asks for a trial and gets the outcome. It reads no clock, and its randomness comes from
-//! the seed: the same outcomes lead to the same trials, and a tuning can resume.
+//! A search reads no clock, and its randomness comes from the seed: the same outcomes lead to the
+//! same trials, and a tuning can resume.
 //!
 //! | method | asks for |
 //! |---|---|

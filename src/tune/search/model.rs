@@ -4,7 +4,7 @@
 //! evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped to the
 //! nearest settings). Then it asks for the largest *expected improvement x probability of
 //! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to their
-//! differences from predictions. Guesses for lost races count as noise. The probability is the
+//! differences from predictions; guesses for lost races count as noise. The probability is the
 //! share of started settings among the tried ones, weighted by their likeness.
 //!
 //! For a front each trial weighs the two measures differently ([`Weight`]), and the search ends
@@ -20,7 +20,7 @@ use crate::trial::{Outcome, Trial};
 const DESIGN: usize = 2;
 /// Best predicted settings at the beginning.
 const PREDICTED: usize = 3;
-/// A smaller expected gain of the score ends the search: 0.2 %.
+/// The smallest expected gain of the score: 0.2 %.
 const SMALL: f64 = 0.002;
 /// Prior weight of a start, in trials.
 const PRIOR: f64 = 0.5;
@@ -72,7 +72,6 @@ impl Model {
         let best = measured.filter_map(|(_, trial)| score(trial)).reduce(f64::max);
         let mut open = (1..known.settings.len()).filter(|at| !tried.iter().any(|(own, _)| own == at));
         let Some((process, best)) = Gaussian::fit(&points, &differences).zip(best) else {
-            // Nothing can be learned yet.
             return open.next().map(|at| (f64::INFINITY, at));
         };
         let starts = |point: &[f64]| {
@@ -92,7 +91,6 @@ impl Model {
     }
 }
 
-/// Predicted settings, the best first.
 fn by_prediction(known: &Known<'_>) -> Vec<usize> {
     let scored = known.settings.iter().enumerate().filter_map(|(at, setting)| Some((known.prediction(setting)?, at)));
     let mut scored: Vec<(f64, usize)> = scored.collect();

@@ -1,6 +1,6 @@
 //! Settings that earlier trials exclude.
 //!
-//! These are rules of thumb: each use is recorded, and at the end one excluded setting is tried.
+//! These rules of thumb are recorded when used, and at the end one excluded setting is tried.
 //!
 //! | observation | excluded, with all other values the same |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Which settings are confirmed, and how often. Settings and service rates are made up.
+//! Which settings are confirmed, and how often, with made-up service rates.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ fn with_starts(most: usize) -> (Report, usize) {
     let starts = Cell::new(0);
     let service = |setting: &setting::Setting| {
         starts.set(starts.get() + usize::from(setting.is_empty()));
-        // So close that a race does not end before the others are measured.
+        // The services are so close that no race ends early.
         let service = if setting.is_empty() { 40.0 } else { 39.0 };
         (!setting.is_empty() || starts.get() <= most).then_some(service)
     };

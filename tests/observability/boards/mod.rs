@@ -86,7 +86,6 @@ fn variables() -> Value {
 }
 
 impl Board {
-    /// The text of the file that Grafana reads.
     pub(crate) fn json(&self) -> String {
         let marks = marks().into_iter().map(|(name, color, target)| {
             json!({

@@ -10,7 +10,6 @@ pub(super) fn panels() -> Vec<Panel> {
         .concat()
 }
 
-/// The rate of a counter by labels.
 fn rate(by: &str, family: &str, filter: &str) -> String {
     format!("sum by ({by}) (rate({family}{{{filter}}}[$__rate_interval]))")
 }
@@ -124,7 +123,6 @@ fn classes() -> Vec<Panel> {
     ]
 }
 
-/// The series of a backend.
 const BACKEND: &str = "{{pool}}/{{backend}}";
 
 fn engines() -> Vec<Panel> {

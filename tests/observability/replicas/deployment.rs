@@ -1,8 +1,7 @@
 //! Two gateways with one configuration in front of the same two simulated engines, and load on
 //! both.
 //!
-//! The first gateway also runs an engine, as only one replica can. Everything listens on loopback
-//! and ends with the test.
+//! The first gateway also runs an engine, as only one replica can.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -15,7 +14,6 @@ use super::http::http;
 use crate::ports::free_port;
 use crate::program::binary;
 
-/// Time limit for a condition.
 const DEADLINE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -28,7 +26,6 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// A process that ends with its owner.
 pub(crate) struct Process(Child);
 
 impl Process {
@@ -73,7 +70,6 @@ pub(crate) struct Gateway {
 
 pub(crate) struct Deployment {
     pub(crate) gateways: Vec<Gateway>,
-    /// The engines of the pools `short` and `long`.
     pub(crate) engines: Vec<Process>,
 }
 
@@ -128,7 +124,6 @@ impl Gateway {
         page.lines().filter(ready).count()
     }
 
-    /// Sends a request that generates nothing.
     pub(crate) fn tokenize(&self) {
         let answer = http(self.port, "POST /tokenize", JSON, r#"{"model":"m","prompt":"hello"}"#);
         assert!(matches!(answer, Some((200, _))), "{answer:?}");
@@ -154,7 +149,6 @@ impl Gateway {
         Process::spawn(self.bench_command(key, rate, seconds).stdout(Stdio::null()), "cargo build")
     }
 
-    /// Waits for the end of such a load and returns its result.
     pub(crate) fn bench(&self, key: &str, rate: f64, seconds: u32) -> serde_json::Value {
         let output = self.bench_command(key, rate, seconds).arg("--json").output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))

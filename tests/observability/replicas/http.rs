@@ -6,7 +6,6 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Time limit of one read from the server.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The status and the body of a response; `None` without a complete response.

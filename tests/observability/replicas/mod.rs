@@ -6,7 +6,7 @@
 //! for both must follow from the two single values as the table says ([`Replicas`]). Then one
 //! engine is killed, and the panels of both replicas together must show one backend less, not two.
 //!
-//! The test takes about half a minute. `SLUICE_BIN` names another build of sluice.
+//! `SLUICE_BIN` names another build of sluice.
 
 mod deployment;
 mod http;
@@ -67,7 +67,6 @@ impl Asked<'_> {
         self.prometheus.query(&filled(&target.expr).replace("$instance", &format!("{a}|{b}")), Some(self.at))
     }
 
-    /// The values for the first replica, the second, and both.
     fn three(&self, expr: impl Fn(&str) -> String) -> [Vector; 3] {
         let [a, b] = &self.replicas;
         [a.clone(), b.clone(), format!("{a}|{b}")].map(|one| self.prometheus.query(&expr(&one), Some(self.at)))
@@ -79,7 +78,6 @@ impl Asked<'_> {
     }
 }
 
-/// Describes the values for both replicas that do not follow from the single values.
 fn disagreement(replicas: Replicas, [a, b, both]: &[Vector; 3]) -> Option<String> {
     let known: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
     let close = |left: f64, right: f64| (left - right).abs() <= ROUNDING * left.abs().max(right.abs()).max(1.0);

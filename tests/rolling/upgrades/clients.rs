@@ -16,9 +16,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::engine::LONG_BYTES;
 
-/// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Clients that keep their connection.
 const KEEPING: usize = 10;
 /// Minimum pause of these clients between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -27,18 +25,15 @@ const PACE: usize = 200;
 /// One in this many short requests has a long prompt.
 const ONE_LONG_IN: usize = 20;
 
-/// Results of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) streams: u64,
     pub(super) short: u64,
     pub(super) kept: u64,
-    /// Descriptions of the requests without a whole response.
     pub(super) failures: Vec<String>,
 }
 
 impl Tally {
-    /// Number of whole responses.
     pub(super) fn completed(&self) -> u64 {
         self.streams + self.short + self.kept
     }
@@ -71,12 +66,10 @@ impl Clients {
         Self { stop, open, tasks }
     }
 
-    /// Number of clients whose first stream has ended.
     pub(super) fn open(&self) -> usize {
         self.open.load(Relaxed)
     }
 
-    /// Lets every client finish its request.
     pub(super) async fn end(self) -> Tally {
         self.stop.store(true, Relaxed);
         let mut tally = Tally::default();

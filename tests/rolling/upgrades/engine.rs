@@ -18,7 +18,6 @@ pub(super) const LONG_BYTES: usize = 8_000;
 /// Time to the first token of a short and of a long prompt.
 const PREFILL: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(60)];
 
-/// The current number and the maximum.
 #[derive(Debug, Default)]
 struct Count {
     now: AtomicU32,
@@ -47,7 +46,6 @@ struct Counts {
     prefilling: Count,
 }
 
-/// An engine on a loopback port, with its counts.
 #[derive(Debug)]
 pub(super) struct CountingEngine {
     address: SocketAddr,

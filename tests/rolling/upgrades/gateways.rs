@@ -20,7 +20,6 @@ use crate::ports::free_port;
 use crate::rig::{LOOK, TIMEOUT};
 use crate::serve::{self, serve};
 
-/// Gateways that may drain before the next upgrade begins.
 const DRAINING_MAX: usize = 5;
 
 /// The newest gateway, and the older ones that still drain.
@@ -29,13 +28,11 @@ pub(super) struct Gateways {
     address: SocketAddr,
     admin: AdminClient,
     running: Child,
-    /// Gateways that only finish their requests.
     draining: Vec<Child>,
     most: usize,
 }
 
 impl Gateways {
-    /// Starts the first gateway.
     pub(super) async fn start(engines: &[CountingEngine], slots: u32, permits: u32) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let (port, admin) = (free_port(), free_port());
@@ -146,7 +143,7 @@ impl Gateways {
         Ok(left)
     }
 
-    /// The request ids in the access log; all requests must be completed.
+    /// All requests must be completed.
     pub(super) fn access_log(&self) -> anyhow::Result<Vec<String>> {
         let text = fs::read_to_string(self.path("access.jsonl"))?;
         let id = |line: &str| {
@@ -161,7 +158,6 @@ impl Gateways {
         self.folder.path().join(name)
     }
 
-    /// The last 60 lines that the gateways logged.
     pub(super) fn log(&self) -> String {
         serve::log(self.folder.path(), 60)
     }

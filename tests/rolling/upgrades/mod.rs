@@ -1,8 +1,7 @@
 //! Many upgrades in a row, under open streams and new connections.
 //!
-//! Two engines in this process count their requests. The gateways are processes; each takes over
-//! from the one before while that one still serves streams. There are three kinds of clients: some
-//! always have a stream open, some connect anew for each request, and some keep their connection.
+//! Two engines in this process count their requests. Each gateway, a process, takes over from the
+//! one before while that one still serves streams. There are three kinds of clients (`clients.rs`).
 //! The test checks:
 //!
 //! 1. no connection was refused or reset, no stream cut, no request refused;

@@ -2,8 +2,7 @@
 //! is over.
 //!
 //! Attackers connect from [`ADDRESS`], so that limits per client address apply to them and not to
-//! the honest clients. Responses to attackers are not checked. The test checks the responses to
-//! honest clients and, afterwards, the gateway's metrics.
+//! the honest clients. Responses to attackers are not checked.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,7 +18,6 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{ATTACKER_KEY, MODEL};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// Time limit of a single step of an attack.
 const STEP: Duration = Duration::from_secs(30);
 /// Cores that the attack needs at full speed. Attackers, honest clients, engines and the gateway
 /// share one machine, so with fewer cores each connection pauses longer between two attempts. The
@@ -74,7 +72,6 @@ const ATTACKS: [(Kind, &str, usize); 12] = [
     (Kind::Silent, "silent connection", 128),
 ];
 
-/// The factor by which pauses between two attempts are longer than at full speed.
 fn slower() -> f64 {
     (FULL_SPEED_CORES / cores() as f64).max(1.0)
 }
@@ -83,7 +80,6 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get())
 }
 
-/// Describes the size of the attack on this machine.
 pub(super) fn scale() -> String {
     let connections: usize = ATTACKS.iter().map(|(_, _, connections)| connections).sum();
     format!(
@@ -100,7 +96,7 @@ pub(super) struct Attack {
 }
 
 impl Attack {
-    /// Starts all attacks. Each is repeated until `over` is set.
+    /// Each is repeated until `over` is set.
     pub(super) fn start_all(port: u16, seed: u64, over: &Arc<AtomicBool>) -> Vec<Self> {
         let slower = slower();
         let start = |(kind, name, connections): (Kind, &'static str, usize)| {
@@ -141,7 +137,7 @@ async fn connect(port: u16) -> std::io::Result<TcpStream> {
     socket.connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await
 }
 
-/// One attempt, on a new connection. An error means that the gateway closed the connection first.
+/// An error means that the gateway closed the connection first.
 async fn once(kind: Kind, port: u16, rng: &mut Rng, over: &AtomicBool) -> std::io::Result<()> {
     let mut socket = connect(port).await?;
     match kind {

@@ -33,20 +33,17 @@ use super::machine::Threads;
 use super::{HONEST_KEY, MODEL};
 use crate::reply::Reply;
 
-/// Requests a second.
 const RATE: f64 = 25.0;
 /// Clients that read long streams: as many as the attackers may have requests in flight.
 const READERS: u64 = 16;
 /// Number of the readers' first request.
 const READERS_FROM: u64 = 1 << 32;
-/// Time limit of one response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a response that are kept and checked; no response to an honest client is longer.
 const KEPT: usize = 1 << 20;
 /// Maximum number of wrong responses kept for the message.
 const WRONG_KEPT: usize = 8;
 
-/// The responses that the honest clients received.
 #[derive(Default)]
 pub(super) struct Honest {
     pub(super) sent: u64,
@@ -54,7 +51,6 @@ pub(super) struct Honest {
     /// Refused with `Retry-After`.
     pub(super) shed: u64,
     failures: BTreeMap<String, u64>,
-    /// The first few wrong responses.
     pub(super) wrong: Vec<String>,
     /// For each right short stream, when it was sent and its time to first token.
     ttfts: Vec<(Instant, Duration)>,
@@ -101,7 +97,6 @@ impl fmt::Display for Honest {
     }
 }
 
-/// Times to first token, ascending.
 pub(super) struct Ttfts(Vec<Duration>);
 
 impl Ttfts {
@@ -168,7 +163,6 @@ impl HonestRequest {
         .into_bytes()
     }
 
-    /// Classifies a complete response.
     fn judge(&self, reply: &Reply, ttft: Option<(Instant, Duration)>) -> Verdict {
         let body = String::from_utf8_lossy(&reply.start);
         let shown = || format!("status {}: {}", reply.status, body.chars().take(300).collect::<String>());
@@ -273,7 +267,6 @@ async fn send_all(port: u16, length: Duration, seed: u64) -> anyhow::Result<Hone
     Ok(honest)
 }
 
-/// State that all clients share.
 #[derive(Clone)]
 struct Clients {
     port: u16,
@@ -282,7 +275,6 @@ struct Clients {
 }
 
 impl Clients {
-    /// Sends a request and counts the verdict.
     async fn ask(&self, request: &HonestRequest) {
         self.honest.lock().sent += 1;
         let verdict = match timeout(TIMEOUT, send(self.port, request, &self.idle)).await {

@@ -86,7 +86,6 @@ impl fmt::Display for Threads {
     }
 }
 
-/// Counts at one moment.
 pub(super) struct Watch {
     gateway: u32,
     engines: Vec<u32>,
@@ -97,7 +96,6 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Begins to watch these processes.
     pub(super) fn start(gateway: u32, engines: Vec<u32>) -> anyhow::Result<Self> {
         let threads = Self::threads(gateway, &engines)?;
         Ok(Self { gateway, engines, ticks: ticks()?, threads })

@@ -75,7 +75,6 @@ const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (
 const ENGINES: usize = 4;
 /// Time after a fault during which an engine may still be slow or ejected.
 const AFTERMATH: Duration = Duration::from_secs(2);
-/// The model that all engines serve.
 const MODEL: &str = "m";
 /// Keys of the honest clients and of the attackers.
 const HONEST_KEY: &str = "honest-0123456789abcdef";
@@ -124,7 +123,6 @@ fn attackers_do_not_harm_honest_clients() {
     });
 }
 
-/// Measurements of one run.
 struct Outcome {
     honest: Honest,
     /// Periods in which engines misbehaved.
@@ -224,7 +222,6 @@ async fn inject_faults(
     Ok((most, faults))
 }
 
-/// Injects a fault into a simulated engine.
 async fn inject(port: u16, fault: &str) -> anyhow::Result<()> {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).await?;
     let length = fault.len();

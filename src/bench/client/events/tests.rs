@@ -1,5 +1,4 @@
-//! Streams as real servers send them, and the messages that are read from them, also from random
-//! pieces.
+//! Streams as real servers send them, parsed whole and from random pieces.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,15 +1,16 @@
 //! The gateway's access log as a workload, to replay recorded traffic.
 //!
 //! A line has the time at which a request ended, so it arrived at `time - total_ms`. Prompt tokens
-//! are the engine's count, otherwise the gateway's estimate. Requests without a response (shed or
-//! failed) are replayed, too, with the median of the known output lengths. Requests that generate
-//! no text are left out, and copies for shadow arms, because a replay makes new copies. Models
-//! other than the run's become adapters, since adapters are sent as `"model"`.
+//! are the engine's count, otherwise the gateway's estimate. Failed requests are replayed, too,
+//! with the median of the known output lengths. Requests that generate no text are left out, and
+//! copies for shadow arms, because a replay makes new copies. Models other than the run's become
+//! adapters.
 //!
-//! The log holds no prompts, so prompts of the recorded lengths are generated. The gateway's
-//! records ([records]) add hashes of the beginnings of prompts, so that requests share prefixes as
-//! they did. A beginning ends every [`STEP`] bytes (less often in long prompts), which are
-//! converted to tokens by the file's average ratio.
+//! The log holds no prompts, so prompts of the recorded lengths are generated.
+//!
+//! The gateway's records ([records]) add hashes of the beginnings of prompts, so that requests
+//! share prefixes as they did. A beginning ends every [`STEP`] bytes (less often in long prompts),
+//! which are converted to tokens by the file's average ratio.
 
 use serde_json::Value;
 
@@ -62,7 +63,7 @@ pub(super) fn access_log(text: &str, file: &str, options: &ReadOptions<'_>) -> R
     Ok(items)
 }
 
-/// Drops a last line that was being written, or cut off by a crash. Returns whether there was one.
+/// Drops an incomplete last line. Returns whether there was one.
 fn whole_lines(text: &str) -> (&str, bool) {
     let begin = text.rfind('\n').map_or(0, |end| end + 1);
     let is_torn = begin > 0 && begin < text.len() && serde_json::from_str::<Value>(&text[begin..]).is_err();

@@ -12,10 +12,10 @@ use tokenizers::Tokenizer;
 use super::error::DatasetError;
 use super::item::Items;
 
-/// Bytes that count as one token without a tokenizer: the usual ratio for English.
+/// Bytes of one token without a tokenizer: the usual ratio for English.
 pub const BYTES_PER_TOKEN: usize = 4;
 
-/// Counts the tokens of a text.
+/// A counter of tokens.
 #[derive(Clone, Debug, Default)]
 pub enum TokenCounter {
     /// By bytes.
@@ -26,7 +26,7 @@ pub enum TokenCounter {
 }
 
 impl TokenCounter {
-    /// A counter with the tokenizer at `path`: a `tokenizer.json`, or the folder that holds one.
+    /// A counter with the tokenizer at `path`: a `tokenizer.json`, or a folder with one.
     pub fn exact(path: &Path) -> Result<Self, DatasetError> {
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
         let bad = |error: tokenizers::Error| DatasetError::Tokenizer(file.display().to_string(), error.to_string());

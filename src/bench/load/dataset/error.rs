@@ -1,7 +1,7 @@
 //! Why a dataset cannot be read.
 //!
-//! Errors name the file, the line and the remedy. A row that cannot be read is an error, because a
-//! trace with missing rows is a different load. Only the first error is reported.
+//! An error names the file, the line and the remedy. A row that cannot be read is an error, because
+//! a trace with missing rows is a different load.
 
 /// The longest file that is read, bytes. (The larger BurstGPT file has 250 MB.)
 pub const MAX_FILE: u64 = 4 << 30;

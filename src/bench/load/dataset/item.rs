@@ -1,7 +1,7 @@
 //! The requests of a dataset, independent of the file's format.
 //!
 //! An item has the text of a prompt, or only the length. Blocks that a trace names preserve shared
-//! prefixes. Bounds: [`MAX_ITEMS`] items.
+//! prefixes. Bounds: [`MAX_ITEMS`].
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub struct Item {
     pub class: u32,
     /// Index into the workload's adapters, if the file names an adapter.
     pub adapter: Option<u32>,
-    /// Requested output tokens. At least 1.
+    /// Requested output tokens, at least 1.
     pub output: u32,
     /// The prompt.
     pub prompt: ItemPrompt,
@@ -37,7 +37,7 @@ pub enum ItemPrompt {
     },
     /// A generated prompt that begins with these blocks.
     Made {
-        /// Tokens of the prompt. At least 1.
+        /// Tokens of the prompt, at least 1.
         tokens: u32,
         /// Names of blocks. Equal names mean equal tokens.
         blocks: Arc<[u64]>,
@@ -47,7 +47,6 @@ pub enum ItemPrompt {
 }
 
 impl ItemPrompt {
-    /// Blocks beyond the end of the prompt are dropped.
     pub(super) fn set_block(&mut self, length: u32) {
         if let Self::Made { tokens, blocks, block } = self {
             *block = length.max(1);
@@ -62,13 +61,13 @@ impl ItemPrompt {
 /// The requests of a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Items {
-    /// The requests, in the order of their times if the file has times.
+    /// The requests, by time if the file has times.
     pub list: Vec<Item>,
     /// Kinds of requests.
     pub classes: Vec<ClassConfig>,
     /// Models in the file other than the run's model.
     pub adapters: Vec<String>,
-    /// Notes for the user: rows left out, estimated lengths.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -112,7 +111,7 @@ impl Items {
         }
     }
 
-    /// The index of the adapter `name`, which is added if new; `None` for the run's model.
+    /// The index of the adapter `name`, added if new; `None`: the run's model.
     pub(super) fn adapter(&mut self, name: Option<&str>, model: &str) -> Option<u32> {
         let name = name.filter(|name| *name != model)?;
         let found = self.adapters.iter().position(|found| found == name);

@@ -1,8 +1,7 @@
 //! Lines of JSON with their numbers, for error messages.
 //!
-//! Blank lines are skipped; every other line must hold a JSON object. Lines are read one at a time,
-//! because a value takes many times the memory of the line. Bounds: [`MAX_ITEMS`] objects; the
-//! caller limits the size of the file.
+//! Blank lines are skipped. Lines are read one at a time, because a value takes many times the
+//! memory of the line. Bounds: [`MAX_ITEMS`]; the caller limits the size of the file.
 
 use serde_json::Value;
 

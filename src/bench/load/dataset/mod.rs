@@ -11,10 +11,8 @@
 //! | `access_log` | the gateway's access log | lengths, times, adapters |
 //! | `access_log` | the gateway's records | the same, and shared prefixes |
 //!
-//! Traces hold lengths, so prompts are generated. Blocks with equal names get equal tokens:
-//! prefixes are shared as in the recorded traffic. Times are seconds from the first request.
-//! Bounds: [`MAX_FILE`] bytes, [`MAX_ITEMS`] requests. A row that cannot be read is an error with
-//! its line number.
+//! Traces hold lengths, so prompts are generated; blocks with equal names get equal tokens. Times
+//! are seconds from the first request. Bounds: [`MAX_FILE`], [`MAX_ITEMS`].
 
 mod error;
 mod item;
@@ -48,7 +46,7 @@ pub fn load(path: &Path, format: &DatasetFormat, options: &ReadOptions<'_>) -> R
     parse(&String::from_utf8_lossy(&bytes), &file, format, options)
 }
 
-/// Reads `text`, the content of a file called `file`.
+/// Reads `text`, the content of `file`.
 pub fn parse(text: &str, file: &str, format: &DatasetFormat, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut items = match format {

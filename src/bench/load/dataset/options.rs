@@ -1,4 +1,4 @@
-//! How to read a dataset: its format and the user's options.
+//! How to read a dataset: the format and the user's options.
 //!
 //! Defaults of a timed trace follow `vllm bench serve`.
 
@@ -24,15 +24,15 @@ pub enum DatasetFormat {
 /// How to read a file.
 #[derive(Debug)]
 pub struct ReadOptions<'a> {
-    /// Counts tokens of texts.
+    /// The counter of tokens.
     pub counter: &'a TokenCounter,
     /// The output length of all requests, instead of the lengths in the file.
     pub output: Option<u32>,
     /// The most requests (0: all).
     pub limit: usize,
-    /// Seed for shuffling. Files with times keep their order.
+    /// Seed for shuffling; files with times keep their order.
     pub shuffle: Option<u64>,
-    /// The run's `"model"`. Other models of an access log become adapters.
+    /// The run's `"model"`.
     pub model: &'a str,
 }
 
@@ -61,7 +61,7 @@ impl TraceKeys {
 }
 
 impl Default for TraceKeys {
-    /// `timed_trace` of `vllm bench serve`: seconds, blocks of 16.
+    /// The keys of `timed_trace` of `vllm bench serve`: seconds, blocks of 16.
     fn default() -> Self {
         Self {
             timestamp: "timestamp".into(),

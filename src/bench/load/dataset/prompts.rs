@@ -2,8 +2,8 @@
 //!
 //! ShareGPT is read as by `vllm bench serve`: the first turn of a conversation is the prompt, the
 //! second (which it must have) gives the output length. A conversation is kept if the prompt has 4
-//! to 1024 tokens, the output at least 4, and both together at most 2048. An output length given by
-//! the user may be below 4.
+//! to 1024 tokens, the output at least 4 (unless the user gives the length), and both together at
+//! most 2048.
 
 use std::sync::Arc;
 
@@ -74,7 +74,6 @@ pub(super) fn sharegpt(text: &str, file: &str, options: &ReadOptions<'_>) -> Res
     Ok(items)
 }
 
-/// An output length given for all requests replaces `output_tokens`.
 pub(super) fn custom(text: &str, file: &str, options: &ReadOptions<'_>) -> Result<Items, DatasetError> {
     let mut items = Items::default();
     items.class("all");

@@ -1,6 +1,4 @@
-//! Tests of reading datasets: the rows that are kept, and the errors.
-//!
-//! Most files are strings here.
+//! Tests of reading datasets: the kept rows, and the errors.
 
 use super::*;
 use sluice_core::openai::Route;

@@ -4,8 +4,6 @@
 //!   are left out. Session columns, which only newer files have, are not used.
 //! - Azure LLM inference traces (CC BY 4.0): times are wall clock with seven decimals.
 //! - Mooncake and similar traces: JSON lines that may name the blocks of a prompt.
-//!
-//! Bounds: [`MAX_ITEMS`] rows.
 
 use csv::StringRecord;
 use serde_json::Value;
@@ -25,7 +23,6 @@ struct CsvRow {
     line: usize,
 }
 
-/// Reads the header; [`Columns::rows`] reads the rows.
 fn open_csv<'a>(text: &'a str, file: &'a str) -> Result<(Columns<'a>, csv::Reader<&'a [u8]>), DatasetError> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(text.as_bytes());
     let names = reader.headers().map_err(|error| bad_row(file, 1, format!("not CSV: {error}")))?.clone();

@@ -1,4 +1,4 @@
-//! Tests of workloads: the request for each number, and hit rates with an unlimited cache.
+//! Tests of workloads: the request for each number, and hit rates of an unlimited cache.
 
 use super::*;
 use crate::load::adapters::AdapterChoice;
@@ -72,7 +72,6 @@ fn an_extra_prefix_comes_before_the_length_and_is_the_same_for_all() {
     assert_ne!(ids(&one)[32..], ids(&two)[32..]);
 }
 
-/// The hit rate, by tokens, of an unlimited cache of whole blocks.
 fn hit_rate(workload: &Workload, count: u64) -> f64 {
     let mut seen = std::collections::HashSet::new();
     let (mut found, mut all) = (0, 0);

@@ -7,7 +7,7 @@ use crate::result::record::{ClassConfig, GatewayClass, Slo};
 use crate::result::slices;
 use sluice_core::base::Rng;
 
-/// An open loop at 20 requests per second, with latencies multiplied by `slower`.
+/// An open loop at 20 requests per second, with latencies times `slower`.
 fn run(seed: u64, requests: u64, slower: f64) -> RunResult {
     let mut rng = Rng::new(Rng::new(seed).next_u64());
     let record = |index: u64| {

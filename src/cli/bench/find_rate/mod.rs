@@ -1,14 +1,12 @@
 //! `sluice bench --find-rate`: finds the highest rate at which the objectives hold, on real
 //! servers.
 //!
-//! Each trial of the search (`bench::search`) is a run of the load generator with the configured
-//! workload and fresh prompts. Latencies count from the time when a request was *due*, so lag of
-//! the client does not improve the result. A request counts as missed once it is in flight for
-//! longer than the bound on E2EL, so a trial ends even if the server hangs. After the verdict,
-//! requests in flight are abandoned.
+//! Each trial of the search (`bench::search`) is a run of the load generator with fresh prompts.
+//! Latencies count from the time when a request was *due*, so lag of the client does not improve
+//! the result. A request is missed once it is in flight for longer than the bound on E2EL, so a
+//! trial ends even if the server hangs.
 //!
-//! Ctrl-C ends the search and prints the trials so far, marked as unfinished. Bound:
-//! `--find-rate-runs` trials.
+//! Ctrl-C ends the search and prints the trials so far. Bound: `--find-rate-runs` trials.
 
 pub(super) mod args;
 mod servers;
@@ -59,7 +57,7 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
     Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The objectives of each class, in order. It is an error if a class has none.
+/// The objectives of each class; a class without objectives is an error.
 fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     let plan = &setup.plan;
     if plan.sessions.is_some() || plan.workload.leaving > 0.0 {

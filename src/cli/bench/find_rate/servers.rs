@@ -1,6 +1,7 @@
-//! Runs the trials of a search against the servers that the flags name, until a signal arrives.
+//! Runs the trials of a search against the servers that the flags name, with a progress line, until
+//! a signal arrives.
 //!
-//! Shows a progress line. `bench::search` has the trial itself ([`LiveTrial`]).
+//! `bench::search` has the trial itself ([`LiveTrial`]).
 
 use std::sync::Arc;
 

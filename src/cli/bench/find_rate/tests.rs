@@ -1,8 +1,7 @@
 //! The rate search against simulated engines on virtual time, whose true rate is measured by long
 //! runs.
 //!
-//! The tests are here and not next to the search because the load generator may not depend on the
-//! simulator.
+//! The load generator may not depend on the simulator, so the tests are here.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll, Waker};
@@ -17,7 +16,6 @@ use sluice_sim::engine::{Engine, EngineConfig, Request};
 use sluice_sim::machine::{CostModel, Profile};
 use sluice_sim::virtual_server::{FrontEnd, VirtualServer};
 
-/// A server, its load and its objectives.
 #[derive(Clone, Copy)]
 struct Scenario {
     name: &'static str,
@@ -34,7 +32,7 @@ struct Scenario {
     about: f64,
 }
 
-/// Requests of a long run, enough to know the attainment to about 0.1 %.
+/// Requests that show the attainment to about 0.1 %.
 const LONG: usize = 240_000;
 
 /// TTFT alone: attainment falls slowly with the rate.
@@ -158,7 +156,7 @@ fn search(scenario: Scenario, seed: u64) -> SearchResult {
     at_once(find_rate(&mut system, &SearchGoal::new(bounds.fold(0.0, f64::max)), |_| ())).unwrap()
 }
 
-/// The long-run attainment by rate. Each rate is run once.
+/// The long-run attainment by rate, each rate run once.
 struct LongRuns {
     scenario: Scenario,
     /// Rate and attainment.

@@ -1,7 +1,7 @@
 //! The output of a search: a line for each trial as it ends, and the result as text or JSON.
 //!
-//! Lines go to stderr, the result to stdout. Rates are in requests per second with four significant
-//! digits, shares in percent. If no rate is found, the text gives advice.
+//! Lines go to stderr, the result to stdout. Rates have four significant digits, shares are in
+//! percent.
 
 use std::io::Write as _;
 

@@ -18,7 +18,6 @@ async fn engine_of_two_lengths() -> MockEngine {
     .await
 }
 
-/// The saved JSON of a run of ten requests with these flags.
 async fn saved(flags: &[&str], path: &Path) -> Value {
     let engine = engine_of_two_lengths().await;
     let url = engine.url();

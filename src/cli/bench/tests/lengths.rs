@@ -1,4 +1,4 @@
-//! Tests that compare the tokens asked for with the tokens counted.
+//! Compares the tokens asked for with the tokens counted.
 //!
 //! Simulated engines count with a tokenizer; scripted engines report any count.
 
@@ -16,7 +16,6 @@ const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tin
 const TEMPLATE: &str = "<|system|>answer in few words<|end|>{% for m in messages %}<|{{m.role}}|>{{m.content | trim}}\
                         <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// An engine with the tokenizer of the fixtures and this template.
 async fn counting_engine(folder: &Path) -> sluice_sim::Handle {
     std::fs::copy(TOKENIZER, folder.join("tokenizer.json")).unwrap();
     let config = json!({"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": TEMPLATE});

@@ -71,8 +71,8 @@ async fn kill_remaining(monitor: &Monitor, limit: Duration) -> Result<bool, Engi
     let forced = !left.is_empty();
     while !left.is_empty() {
         if left.iter().any(|entry| entry.group == leader) {
-            // Also reaches processes started since the scan. The id is still the group's: it has a
-            // member.
+            // Also reaches processes started since the scan. While the group has a member, no other
+            // group gets the id.
             let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
         }
         left.iter().for_each(|entry| signal(entry, Signal::SIGKILL));

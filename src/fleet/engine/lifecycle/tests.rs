@@ -380,7 +380,7 @@ impl LifecycleModel {
                 });
             }
         }
-        // The change that it was withdrawn for may be given up in any step.
+        // In any step, the gateway may give up the change for which it withdrew the engine.
         if self.life.withdrawn {
             push(&|w| {
                 w.life.reinstate();
@@ -413,7 +413,7 @@ impl LifecycleModel {
                 continue;
             }
             for difference in [None, Some(Difference::None), Some(Difference::Flags), Some(Difference::Program)] {
-                // Without a record, a process that is not found must not exist.
+                // A journal without a record means that there was no process.
                 if difference.is_none() && survivor == Survivor::None && self.process {
                     continue;
                 }

@@ -102,7 +102,7 @@ impl<U: Upstream> Attempts<'_, U> {
         let table = self.backends.router.current();
         let model = record.model.clone().unwrap_or_default();
         record.refused_model = Some((*model).into());
-        // The table may be older than the change.
+        // The table may still list the model.
         match prepare::unknown_model(&table, self.incoming.key.as_ref(), &model) {
             Refusal::UnknownModel { model, mut valid } => {
                 valid.retain(|name| *name != model);

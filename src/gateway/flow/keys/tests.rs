@@ -1,4 +1,4 @@
-//! API keys and the limits on requests, sequences and tokens at once.
+//! API keys and the limits on requests, sequences and tokens in flight.
 //!
 //! The tests on rates use the virtual clock of the caller: every call takes the time as an
 //! argument. One test floods a key with requests without `max_tokens`, and bounds the tokens used.

@@ -1,7 +1,6 @@
-//! The limits of clients by example. The rule of shares itself is tested in `shares`.
+//! The limits of clients by example; the rule of shares is tested in `shares`.
 //!
-//! Other tests of `proxy` use the helpers that build a `[server]` table and a counted connection;
-//! both helpers are visible in the whole of `proxy`.
+//! Other tests of `proxy` use the helpers, too.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +10,6 @@ use tokio::time::timeout;
 use super::*;
 use sluice_config::{Config, Machine, Surroundings};
 
-/// The `[server]` table with these settings.
 pub(in crate::proxy) fn server(sets: &[&str]) -> Server {
     let around = Surroundings { env: &|_| None, folder: Path::new("/").to_owned(), machine: Machine::with_cores(1) };
     let text =
@@ -140,7 +138,6 @@ async fn a_handshake_always_finds_a_place_who_stops_in_one() {
     for number in 0..5_000_u32 {
         let place = places(IpAddr::from((number + 1_000_000).to_be_bytes()));
         held.push(place.unwrap_or_else(|| panic!("handshake {number}")));
-        // The tasks of handshakes that gave way end.
         held.retain(|place| {
             let mut cx = Context::from_waker(std::task::Waker::noop());
             place.poll_gave_way(&mut cx).is_pending()

@@ -1,7 +1,6 @@
 //! Answers of engines about origins, and the requests that wait for them, on paused time.
 //!
-//! The tests replace the engine by a future. They check when a question is asked again, and which
-//! origins leave when there are too many.
+//! A future replaces the engine.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,14 +1,13 @@
 //! One request and its response on a connection to an engine.
 //!
-//! Sending: nearly every request fits into the socket buffer at once. Otherwise the connection is
-//! read while the rest is sent, because an engine may respond before it has read the whole body
-//! (401, 413) and then close or stop reading. After an error response the rest is not sent (RFC
-//! 9112, 9.5); after a success it is. A connection with an incomplete request is not reused. If the
-//! backend accepts no byte for `timeouts.send`, the attempt fails.
+//! Nearly every request fits into the socket buffer at once. Otherwise the connection is read while
+//! the rest is sent, because an engine may respond before it has read the whole body (401, 413) and
+//! then close or stop reading. After an error response the rest is not sent (RFC 9112, 9.5); after
+//! a success it is. A connection with an incomplete request is not reused. If the backend accepts
+//! no byte for `timeouts.send`, the attempt fails.
 //!
-//! Receiving: a read takes all bytes that have arrived and waits for no more. The size of the read
-//! buffer adapts to the last read, from [`READ_MIN`] to [`READ_MAX`], so that 5,000 streams that
-//! wait for tokens use little memory.
+//! A read takes all bytes that have arrived and waits for no more. The read buffer adapts to the
+//! last read, so that 5,000 streams that wait for tokens use little memory.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -33,10 +32,10 @@ use sluice_config::Address;
 const READ_MIN: usize = 1 << 10;
 /// Largest size of a read, in bytes.
 const READ_MAX: usize = 64 << 10;
-/// The most interim responses (such as 100 Continue) before one response. Engines send at most one.
-/// An endless sequence would keep the task busy, so that no timer fires.
+/// The most interim responses (such as 100 Continue); engines send at most one. An endless sequence
+/// would keep the task busy, so that no timer fires.
 const INTERIM_MAX: u32 = 64;
-/// The most bytes that are gathered into one write to the client.
+/// The most bytes of one write to the client.
 const COALESCE_MAX: usize = 256 << 10;
 
 enum Sending {
@@ -47,11 +46,9 @@ enum Sending {
     BrokenOff,
 }
 
-/// The first event while a request is being sent.
 enum SendEvent {
-    /// The request was sent completely, or the connection failed.
     Sent(Sending),
-    /// This many bytes of a response were read; 0 at the end of the connection.
+    /// Bytes of a response; 0 at the end of the connection.
     Read(std::io::Result<usize>),
     /// The pause between accepted bytes may be too long.
     Timer,
@@ -66,12 +63,11 @@ pub struct EngineExchange {
     input: BytesMut,
     read_size: usize,
     framing: Framing,
-    /// Decompresses the body, if the engine compressed it without being asked.
+    /// Set if the engine compressed the body without being asked.
     gunzip: Option<Box<Gunzip>>,
     keepalive: bool,
     interim: u32,
-    /// The connection has ended or failed. The error is returned after the bytes that were read
-    /// before.
+    /// The error is returned after the bytes that were read before.
     ended: Option<ExchangeError>,
 }
 
@@ -92,8 +88,8 @@ impl EngineExchange {
         }
     }
 
-    /// Sends the request until it is complete or the engine responds. A failing connection is no
-    /// error yet, because the engine may have responded before it closed.
+    /// Sends the request until it is complete or the engine responds: it may have responded before
+    /// the connection failed.
     pub(super) async fn write(
         &mut self,
         to: &Address,
@@ -107,14 +103,12 @@ impl EngineExchange {
                 self.sending = Sending::after(sent);
                 Ok(())
             }
-            // Boxed, so that the common case, a body that is sent at once, needs no room for this
-            // state.
+            // Boxed: a body that is sent at once needs no room for this state.
             Poll::Pending => Box::pin(self.write_and_read(Box::new(outgoing), pause)).await,
         }
     }
 
-    /// Sends the rest of a request and reads at the same time. Returns at the first bytes of a
-    /// response.
+    /// Sends the rest of a request and reads at the same time, until the first bytes of a response.
     async fn write_and_read(&mut self, mut outgoing: Box<Outgoing>, pause: Duration) -> Result<(), ExchangeError> {
         let (mut sent, mut taken_at) = (outgoing.sent(), Instant::now());
         let mut timer = pin!(sleep_until(taken_at + pause));
@@ -151,7 +145,7 @@ impl EngineExchange {
         }
     }
 
-    /// Waits for bytes. Returns `false` at the end of the connection.
+    /// Waits for bytes; `false`: the connection has ended.
     async fn fill(&mut self) -> Result<bool, ExchangeError> {
         if self.input.is_empty() && self.input.capacity() > READ_MAX {
             // Frees a buffer that has grown in a burst.
@@ -172,7 +166,7 @@ impl EngineExchange {
         }
     }
 
-    /// Reads bytes that have already arrived. Returns `false` if there are none.
+    /// Reads bytes that have already arrived; `false`: there are none.
     async fn fill_ready(&mut self) -> bool {
         self.input.reserve(self.read_size);
         let (stream, input) = (&mut self.connection.stream, &mut self.input);
@@ -204,7 +198,6 @@ impl EngineExchange {
         }
     }
 
-    /// Adapts the size of the next read to the size of this one.
     fn adapt(&mut self, count: usize) {
         self.read_size = if count >= self.read_size {
             (self.read_size * 4).min(READ_MAX)
@@ -213,7 +206,6 @@ impl EngineExchange {
         };
     }
 
-    /// Whether the last read filled the buffer, so that more bytes may have arrived.
     fn may_have_more(&self) -> bool {
         self.input.capacity() == self.input.len()
     }
@@ -248,7 +240,6 @@ impl Sending {
         if sent.is_ok() { Self::Done } else { Self::BrokenOff }
     }
 
-    /// Sends more of the rest, if there is one and the socket accepts it.
     fn poll_rest(&mut self, cx: &mut Context<'_>, stream: &mut EngineStream) {
         if let Self::Rest(outgoing) = self
             && let Poll::Ready(sent) = outgoing.poll_send(cx, stream)
@@ -337,7 +328,6 @@ impl Exchange for EngineExchange {
             if let Err(broken) = self.decode(into) {
                 self.ended = Some(broken);
                 self.framing = Framing::Length(u64::MAX);
-                // Nothing after a malformed chunk can be parsed.
                 self.input.clear();
             }
         }

@@ -1,11 +1,10 @@
 //! Decompresses event streams that arrive with gzip.
 //!
-//! Engines are asked for uncompressed responses, but a proxy in front of one may compress them. A
-//! compressed stream can be neither metered nor edited, and the client did not ask for compression.
-//! Only event streams with gzip are decompressed; all other responses are forwarded as they are.
+//! Engines are asked for uncompressed responses, but a proxy in front of one may compress them, and
+//! a compressed stream can be neither metered nor edited. All other responses are forwarded as they
+//! are.
 //!
-//! Bounds: the caller limits the output per call, so a few bytes cannot expand without limit. The
-//! undecoded input is at most one read.
+//! Bounds: the caller limits the output per call. The undecoded input is at most one read.
 
 use bytes::{Buf, BytesMut};
 use flate2::{Decompress, FlushDecompress, Status};

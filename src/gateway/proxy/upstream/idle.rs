@@ -2,9 +2,9 @@
 //!
 //! pingora's pool decides which connections are kept. A task owns and watches each idle connection,
 //! and sends it to the request that takes it. Why not pingora's connector: there the pool and the
-//! task share the connection through a lock and a reference count. A request that takes the
-//! connection between the release of the two fails to own it, drops it and opens a new one. On two
-//! busy cores that happened to one request in four.
+//! task share the connection through a lock and a reference count, so a request that comes between
+//! the release of the two drops the connection and opens a new one. On two busy cores that happened
+//! to one request in four.
 //!
 //! Bounds: [`IDLE_MAX`] connections in all, each for [`limits::UPSTREAM_IDLE`].
 
@@ -26,14 +26,13 @@ use sluice_config::Address;
 use sluice_config::limits;
 use sluice_config::tls::ClientTls;
 
-/// The most idle connections in all. The oldest is closed first.
+/// The most idle connections; the oldest is closed first.
 const IDLE_MAX: usize = 4_096;
 
 pub(super) struct EngineConnection {
     pub(super) stream: EngineStream,
     /// The other end, one of the addresses of the engine's name.
     pub(super) socket: SocketAddr,
-    /// Key of the engines that the connection may be used for.
     pub(super) key: u64,
     pub(super) reused: bool,
 }
@@ -59,7 +58,7 @@ impl IdleConnections {
         Self(Arc::new(ConnectionPool::new(IDLE_MAX)))
     }
 
-    /// Takes an open connection whose address `is_current`. Others are closed.
+    /// Takes an open connection whose address `is_current`, and closes others.
     pub(super) async fn take(&self, key: u64, is_current: impl Fn(SocketAddr) -> bool) -> Option<EngineConnection> {
         loop {
             // An error means that this connection was just closed; the next one is tried.
@@ -101,7 +100,6 @@ fn descriptor(stream: &EngineStream) -> RawFd {
     }
 }
 
-/// Whether a connection is open and no bytes have arrived on it.
 fn is_quiet(stream: &mut EngineStream) -> bool {
     let mut byte = [0];
     let mut context = Context::from_waker(Waker::noop());

@@ -2,9 +2,9 @@
 //! trait.
 //!
 //! Idle connections are kept for at most [`limits::UPSTREAM_IDLE`], because vLLM closes them after
-//! 5 s. A connection is reused only if it is still open (`idle.rs`), and only while a new
-//! connection could be opened to the same address ([`Connector::is_current`]). The connect timeout
-//! covers the resolution of a name, all its addresses and the TLS handshake together.
+//! 5 s, and reused only while a new connection could be opened to the same address
+//! ([`Connector::is_current`]). The connect timeout covers the resolution of a name, all its
+//! addresses and the TLS handshake together.
 
 mod outgoing;
 mod wire;
@@ -87,8 +87,7 @@ impl<R: Resolve> Upstream for UpstreamConnector<R> {
         connection: Connection,
     ) -> Result<EngineExchange, ExchangeError> {
         let begun = Instant::now();
-        // Boxed, so that the state of connecting (over 2 KB) is freed when it ends and not with the
-        // response.
+        // Boxed, so that the state of connecting (over 2 KB) is freed when it ends.
         let connected = Box::pin(self.connect(to, connection)).await?;
         let mut exchange = EngineExchange::new(connected, Arc::clone(&self.idle), begun.elapsed());
         let pause = Duration::from_millis(self.send_timeout_ms.load(Ordering::Relaxed));

@@ -1,9 +1,8 @@
 //! The part of a request that is still to send to an engine.
 //!
-//! Pieces of up to [`INLINE_BODY`] at the front of the body are copied behind the head, so a usual
-//! request is one write. A longer prompt is sent from the buffer in which it was received. Sending
-//! stops whenever the socket is full, so that the response can be read in between. Only the buffer
-//! of the head is allocated.
+//! A usual request is one write: pieces of up to [`INLINE_BODY`] at the front of the body are
+//! copied behind the head. A longer prompt is sent from the buffer in which it was received.
+//! Sending stops whenever the socket is full, so that the response can be read in between.
 
 use std::io;
 use std::pin::Pin;
@@ -46,7 +45,7 @@ impl Outgoing {
         self.sent
     }
 
-    /// Sends until everything is sent (`Ready`) or the socket is full (`Pending`).
+    /// Sends until the socket is full (`Pending`).
     pub(super) fn poll_send(&mut self, cx: &mut Context<'_>, stream: &mut EngineStream) -> Poll<io::Result<()>> {
         while let Some(front) = self.front() {
             let count = ready!(Pin::new(&mut *stream).poll_write(cx, front))?;

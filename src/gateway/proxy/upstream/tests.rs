@@ -1,8 +1,5 @@
-//! Requests over sockets on several loopback addresses, which a resolver of the test returns for
-//! one name.
-//!
-//! The tests move the name from one address to another and check where the next requests go, with
-//! and without idle connections.
+//! Requests over sockets on several loopback addresses, between which a resolver of the test moves
+//! one name, with and without idle connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -73,7 +70,6 @@ impl Rig {
         SocketAddr::new(ip.parse().unwrap(), self.port)
     }
 
-    /// The address that served a request, and whether the connection was reused.
     async fn ask(&self) -> Result<(String, bool), ExchangeError> {
         let request = UpstreamRequest { method: Method::GET, path: "/".to_owned(), ..UpstreamRequest::default() };
         let mut connection = Connection::Any;

@@ -1,14 +1,12 @@
 //! Parses HTTP/1.1 responses: the head, and the framing of the body.
 //!
-//! Pure functions of bytes, so that any split and any malformed input can be tested in memory. Why
-//! not pingora's session: it keeps a 64 KiB buffer for every open response, of which there may be
-//! 5,000, and sends head and body of a request in separate writes.
+//! Pure functions of bytes. Why not pingora's session: it keeps a 64 KiB buffer for every open
+//! response, of which there may be 5,000, and sends head and body of a request in separate writes.
 //!
 //! Framing (RFC 9112, 6.3): 1xx, 204 and 304 have no body. Otherwise the body is `chunked`, or has
 //! a `Content-Length`, or ends with the connection. A response with both, with different lengths or
-//! with an unknown coding is an error, because the end is ambiguous. Bounds: [`HEAD_MAX`] bytes and
-//! [`HEADERS_MAX`] lines of head, [`LINE_MAX`] bytes of a chunk's size line, [`TRAILER_MAX`] bytes
-//! of trailers (which are dropped).
+//! with an unknown coding is an error, because the end is ambiguous. Bounds: [`HEAD_MAX`],
+//! [`HEADERS_MAX`], [`LINE_MAX`], [`TRAILER_MAX`].
 
 use std::mem::MaybeUninit;
 
@@ -20,9 +18,9 @@ use http::{HeaderMap, StatusCode};
 pub(super) const HEAD_MAX: usize = 64 << 10;
 /// The most header lines of a response.
 const HEADERS_MAX: usize = 128;
-/// The most bytes of a chunk's size line, including extensions.
+/// The most bytes of a chunk's size line.
 const LINE_MAX: usize = 1_024;
-/// The most bytes of trailers.
+/// The most bytes of trailers, which are dropped.
 const TRAILER_MAX: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +49,7 @@ pub(super) struct ParsedHead {
     pub(super) keepalive: bool,
 }
 
-/// Parses a head at the front of `input` and removes it. `None`: it is incomplete.
+/// Removes a head at the front of `input` and parses it; `None`: it is incomplete.
 pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
     // Not initialized: that would be 4 KB to write for each head.
     let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
@@ -67,8 +65,8 @@ pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, Wire
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::NotHttp(httparse::Error::Status))?;
     let first_version = parsed.version == Some(0);
-    // Has room for headers that are added for the client. Values are copied, because slices would
-    // keep the whole read buffer alive until the response ends.
+    // Room for headers that are added for the client. Values are copied, because slices would keep
+    // the whole read buffer alive until the response ends.
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 6);
     for line in parsed.headers.iter() {
         let name = HeaderName::from_bytes(line.name.as_bytes());
@@ -102,7 +100,6 @@ pub(super) enum Framing {
     Done,
 }
 
-/// Position of the next byte in a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
     /// At a size line.
@@ -144,7 +141,7 @@ impl Framing {
     /// Moves the body from `input` to `out` until more input is needed or the body ends
     /// ([`Framing::Done`]). Bytes after the body stay in `input`.
     pub(super) fn decode(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<(), WireError> {
-        // Once for all chunks of a read: otherwise each chunk would grow the buffer.
+        // Reserves once for all chunks of a read: otherwise each chunk would grow the buffer.
         if *self != Self::Done {
             out.reserve(input.len());
         }
@@ -240,7 +237,7 @@ fn pass(input: &mut &[u8], out: &mut BytesMut, most: u64) -> u64 {
     count as u64
 }
 
-/// Parses a size line without its `\n`: hexadecimal digits, then nothing, blanks or an extension.
+/// Parses a size line without `\n`: hexadecimal digits, then nothing, blanks or an extension.
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let digits = line.iter().map_while(|byte| char::from(*byte).to_digit(16));
@@ -261,8 +258,7 @@ mod tests {
         take_head(&mut BytesMut::from(text.as_bytes()))
     }
 
-    /// Reads a body that arrives in pieces of `size`. Returns the framing, the body and the bytes
-    /// after it.
+    /// Reads a body in pieces of `size`. Returns the framing, the body and the bytes after it.
     fn read(mut framing: Framing, body: &[u8], size: usize) -> Result<(Framing, Vec<u8>, Vec<u8>), WireError> {
         let (mut input, mut out) = (BytesMut::new(), BytesMut::new());
         for piece in body.chunks(size) {

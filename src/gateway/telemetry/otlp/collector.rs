@@ -2,8 +2,7 @@
 //!
 //! One connection, which is kept. A collector may have closed it while it was idle, so a request
 //! that fails on a used connection is repeated once on a new one; the collector may then get spans
-//! twice, with the same ids. Redirects are not followed. The caller limits the time. Bounds:
-//! [`RESPONSE_MAX`] bytes of response.
+//! twice, with the same ids. The caller limits the time. Bounds: [`RESPONSE_MAX`].
 
 use std::fmt;
 use std::time::Duration;
@@ -23,10 +22,10 @@ use sluice_config::{Endpoint, Tracing};
 
 /// Pause between two warnings about a collector.
 pub(super) const WARN_EVERY: Duration = Duration::from_secs(60);
-/// The most bytes of a response, which is empty or has one sentence.
+/// The most bytes of a response, usually none.
 const RESPONSE_MAX: usize = 64 << 10;
 
-/// A request to send everything. The channel signals the end.
+/// A request to send everything; the channel signals the end.
 pub(super) type Flush = std::sync::mpsc::SyncSender<()>;
 
 /// The reason why a collector did not take a request.
@@ -59,7 +58,7 @@ impl fmt::Display for Collector {
 }
 
 impl Collector {
-    /// The configured collector, which takes requests at `path` below the address.
+    /// The configured collector, with `path` below the address.
     pub(super) fn new(config: &Tracing, path: &str) -> Result<Self, TlsError> {
         let endpoint = config.endpoint.clone();
         let mut headers = HeaderMap::new();
@@ -75,13 +74,11 @@ impl Collector {
         }
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("sluice/", env!("CARGO_PKG_VERSION"))));
-        // An endpoint has plain characters only, so this is a path.
         let uri = Uri::try_from(format!("{}{path}", endpoint.prefix)).unwrap_or_default();
         Ok(Self { tls: config.connection()?, endpoint, uri, headers, connection: None })
     }
 
-    /// Sends a request and returns the response of a collector that took it. Dropping the future
-    /// closes the connection.
+    /// Sends a request and returns the response. Dropping the future closes the connection.
     pub(super) async fn post<R: Message + Default>(&mut self, request: &impl Message) -> Result<R, CollectorError> {
         let body = Bytes::from(request.encode_to_vec());
         if let Some(connection) = self.connection.take()
@@ -93,7 +90,7 @@ impl Collector {
         self.exchange(connection, body).await?
     }
 
-    /// Makes one request. An error of the outer result means that the connection was not usable.
+    /// Makes one request. An error of the outer result: the connection was not usable.
     async fn exchange<R: Message + Default>(
         &mut self,
         mut connection: SendRequest<Full<Bytes>>,
@@ -127,7 +124,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // The task ends when the sender is dropped or the collector closes the connection. The request
+    // The task ends when the sender is dropped or the collector closes the connection; the request
     // gets the error.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)

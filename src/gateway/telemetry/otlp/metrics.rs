@@ -1,11 +1,11 @@
 //! Metrics for an OpenTelemetry collector: the content of the metrics page, every
 //! `tracing.metrics_interval`.
 //!
-//! Names, labels and buckets are the same as on the page, so that dashboards work with either way;
-//! units are `s` and `By`. Counters and histograms are cumulative since the start of the process,
-//! as in Prometheus, so the next request makes up for a lost one. Histograms carry exemplars.
+//! Names, labels and buckets are the same as on the page; units are `s` and `By`. Counters and
+//! histograms are cumulative since the start of the process, so the next request makes up for a
+//! lost one.
 //!
-//! Bounds: one request at a time, within `tracing.timeout`. A slow collector delays the next
+//! Bounds: one request at a time, within `tracing.timeout`; a slow collector delays the next
 //! request.
 
 use std::sync::Arc;
@@ -32,7 +32,6 @@ use crate::telemetry::exposition::shown;
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-/// Counts of requests with metrics by result.
 #[derive(Debug, Default)]
 pub(super) struct ExportCounts {
     pub(super) sent: AtomicU64,

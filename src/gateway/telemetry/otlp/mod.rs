@@ -1,10 +1,8 @@
 //! Traces of finished requests, and metrics, for an OpenTelemetry collector (OTLP over HTTP).
 //!
-//! [`spans`] builds the spans of a request from the record, and [`collector`] sends them.
-//! [`Exporter`] stands between: a bounded queue, and a thread that reads it. On the same thread,
-//! [`metrics`] sends the metrics page if configured. The path of a request only copies the record,
-//! after the end and only if the trace is sampled. The thread waits [`LINGER`] for more traces, or
-//! until it has [`BATCH`] of them.
+//! [`spans`] builds the spans of a request from the record, and [`collector`] sends them. Between
+//! them is [`Exporter`]: a bounded queue, and a thread that reads it and sends [`metrics`], too.
+//! The path of a request only copies the record, after the end and only if the trace is sampled.
 //!
 //! A collector that refuses, hangs or is gone costs traces and nothing else: a batch is sent once
 //! (and once more if a connection was closed while idle), within `tracing.timeout`; a trace that
@@ -35,14 +33,13 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use prometheus::Registry;
 use sluice_config::{METRICS_PATH, TRACES_PATH, Tracing};
 
-/// The most traces in a request to the collector: about 1 MiB.
+/// The most traces in a request: about 1 MiB.
 const BATCH: usize = 512;
 /// How long the first trace of a batch waits for more.
 const LINGER: Duration = Duration::from_secs(1);
 /// The longest that [`Exporter::flush`] waits for the collector.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A sampled request that has ended.
 struct Finished {
     record: Record,
     ended: SystemTime,
@@ -62,19 +59,17 @@ impl Counts {
     }
 }
 
-/// Sends traces. When it is dropped, the thread sends the queued traces and ends.
+/// Sends traces. Dropping it sends the queued traces and ends the thread.
 #[derive(Debug)]
 pub(super) struct Exporter {
     queue: mpsc::Sender<Finished>,
     flushes: mpsc::Sender<Flush>,
     counts: Arc<Counts>,
-    /// The sender of metrics, if configured.
     metrics: Option<(mpsc::Sender<Flush>, Arc<ExportCounts>)>,
 }
 
 impl Exporter {
-    /// Starts the thread that sends to the configured collector. `registry` and `exemplars`: the
-    /// metrics.
+    /// Starts the thread that sends to the configured collector.
     pub(super) fn start(config: &Tracing, registry: Registry, exemplars: Exemplars) -> std::io::Result<Self> {
         let (queue, queued) = mpsc::channel(config.queue);
         let (flushes, flushing) = mpsc::channel(1);
@@ -124,7 +119,7 @@ impl Exporter {
         }
     }
 
-    /// Sends all queued traces, and the metrics, and waits for both, at most 5 s.
+    /// Sends all queued traces and the metrics, and waits, at most 5 s.
     pub(super) fn flush(&self) {
         let all = [Some(&self.flushes), self.metrics.as_ref().map(|(flushes, _)| flushes)];
         let (done, finished) = blocking::sync_channel(all.len());
@@ -135,7 +130,7 @@ impl Exporter {
         }
     }
 
-    /// Returns a function that adds the exporter's metrics to the metrics page.
+    /// A function that adds the exporter's metrics to the metrics page.
     pub(super) fn metrics(&self) -> impl Fn(&mut Page) + Send + Sync + use<> {
         let exports = self.metrics.as_ref().map(|(_, counts)| Arc::clone(counts));
         let counts = Arc::clone(&self.counts);
@@ -222,8 +217,8 @@ impl Sender {
         self.report(lost);
     }
 
-    /// Warns of traces lost since the last warning. `reason`: the reason of the last loss; `None`:
-    /// the queue was full.
+    /// Warns of traces lost since the last warning. `reason`: of the last loss; `None`: the queue
+    /// was full.
     fn report(&mut self, reason: Option<String>) {
         let lost = self.counts.lost();
         if lost == self.reported || self.warned.is_some_and(|at| at.elapsed() < WARN_EVERY) {
@@ -236,7 +231,7 @@ impl Sender {
     }
 }
 
-/// Resolves at `deadline`; never without one.
+/// Resolves at `deadline`, if there is one.
 async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,

@@ -16,7 +16,6 @@ pub(super) fn resource(service_name: &str) -> Resource {
     let host =
         ["/proc/sys/kernel/hostname", "/etc/hostname"].iter().find_map(|path| std::fs::read_to_string(path).ok());
     let host = host.as_deref().unwrap_or_default().trim_end();
-    // Two replicas with the same service name are two origins.
     attributes.push(text("service.instance.id", &format!("{host}:{}", std::process::id())));
     if !host.is_empty() {
         attributes.push(text("host.name", host));

@@ -9,12 +9,12 @@
 //! ```
 //!
 //! Names and attributes of the first span follow the semantic conventions for generative AI (in
-//! development, as of 1.41); attributes that these do not define are `sluice.*`, in seconds and
-//! tokens. Only the first span has token counts, so that they are not added up twice. Prompts and
-//! answers never enter a span.
+//! development, as of 1.41); other attributes are `sluice.*`, in seconds and tokens. Only the first
+//! span has token counts, so that they are not added up twice. Prompts and answers never enter a
+//! span.
 //!
-//! A record has durations; the time when it was handed over is the end of the request. Bounds: two
-//! spans for each step of the trace and two more.
+//! The request ended when the record was handed over. Bounds: two spans for each step of the trace
+//! and two more.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -34,12 +34,11 @@ use sluice_core::openai::response::FinishReason;
 
 /// W3C's flag for a trace that is sampled.
 const SAMPLED: u32 = 1;
-/// Numbers of spans that are no deliveries; deliveries are numbered from 1.
+/// Numbers of spans that are no deliveries, which are numbered from 1.
 const QUEUE: u64 = 1 << 32;
 const PREFILL: u64 = 2 << 32;
 const DECODE: u64 = 3 << 32;
 
-/// A request to a collector with these spans.
 pub(super) fn request(resource: &Resource, traces: impl Iterator<Item = Vec<Span>>) -> ExportTraceServiceRequest {
     let spans = traces.flatten().collect();
     let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, schema_url: String::new() }];
@@ -75,7 +74,6 @@ pub(super) fn spans(record: &Record, ended: SystemTime) -> Vec<Span> {
     spans
 }
 
-/// A span and the time of its request, for the spans below it.
 struct Below {
     /// When the request was received, since 1970.
     received: Duration,
@@ -83,7 +81,7 @@ struct Below {
 }
 
 impl Below {
-    /// A span below this one, from and to a time since the request was received.
+    /// A span below this one; times are since the request was received.
     fn span(&self, number: u64, name: &str, within: (Duration, Duration)) -> Span {
         self.own(self.context.child(number), name, SpanKind::Internal, within)
     }
@@ -161,7 +159,6 @@ fn measured(record: &Record, attributes: &mut Vec<KeyValue>) {
     attributes.extend(stats.answer.finish.map(finish_reasons));
 }
 
-/// Adds the span of a delivery, and the spans below it.
 fn attempt(
     spans: &mut Vec<Span>,
     record: &Record,
@@ -175,7 +172,7 @@ fn attempt(
         vec![text("sluice.pool", pool), text("sluice.backend", backend), number("sluice.attempt", *which)];
     fail(&mut span, retried.or_else(|| error(record)));
     spans.push(span);
-    // Only the delivery that was not repeated can have produced a token that the client got.
+    // Only a delivery that was not repeated can have produced the client's first token.
     let (Some(sent), Some(ttft), None) = (*sent, record.backend_ttft, retried) else { return };
     let first = (sent + ttft).min(end);
     let last = record.stats.as_ref().and_then(|stats| stats.e2el).unwrap_or(end);
@@ -183,7 +180,6 @@ fn attempt(
     spans.push(below.span(DECODE, "decode", (first, last.clamp(first, end.max(first)))));
 }
 
-/// The operation of a route, in words of the conventions if there are any.
 fn operation(route: Route) -> &'static str {
     match route {
         Route::ChatCompletions | Route::ChatBatch | Route::Responses | Route::Messages | Route::CohereChat => "chat",

@@ -1,7 +1,6 @@
 //! The exporter in front of collectors that refuse, hang, close connections or are gone.
 //!
-//! Each test starts a collector in a thread that answers as the test defines, and compares the
-//! requests that the collector got and the counts of the exporter.
+//! A thread answers as the test defines.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -25,14 +24,12 @@ use sluice_config::{Config, Machine, Surroundings};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A collector that reports head and body of each request and answers as the test defines.
 struct TestCollector {
     address: SocketAddr,
     got: Receiver<(String, Vec<u8>)>,
 }
 
-/// The answer to a request by its number; `None` never answers. The connection is closed after a
-/// response that says so.
+/// The answer to a request by its number; `None` never answers.
 type Answer = fn(usize) -> Option<Vec<u8>>;
 
 impl TestCollector {

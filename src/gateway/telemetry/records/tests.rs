@@ -1,7 +1,6 @@
 //! The content of records, and rotation, which must lose and tear no line.
 //!
-//! The files hold at most 1,000 bytes, so that a few lines fill them. Every read checks that each
-//! file is within that bound and ends with a whole line.
+//! Files are so small that a few lines fill them.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;

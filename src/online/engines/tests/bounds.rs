@@ -1,7 +1,6 @@
 //! The load that requests put on a changed engine.
 //!
-//! A changed engine gets no requests before it has served copies, and then at most the load of the
-//! copies.
+//! It gets none before it has served copies, and then at most the load of the copies.
 
 use crate::engines::change::Stage;
 use crate::engines::proof::Load;

@@ -1,7 +1,5 @@
 //! Whether a change begins: outdated forecasts, approvals, pools that cannot change, and a change
 //! of the leading gateway.
-//!
-//! The tests of changes that have begun are in the other files of this folder.
 
 use std::time::Duration;
 

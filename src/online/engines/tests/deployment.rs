@@ -1,6 +1,5 @@
-//! A pool whose requests miss with a probability that depends on a flag of their engine.
-//!
-//! The tests of this folder run the tuner against it, second by second.
+//! A pool whose requests miss with a probability that depends on a flag of their engine. The tuner
+//! looks at it every second.
 
 use std::time::Duration;
 
@@ -157,7 +156,6 @@ impl Deployment {
         self.tuner.belief().to_owned()
     }
 
-    /// Serves the requests of one second.
     fn serve(&mut self) {
         let stage = self.stage();
         let arm_of = |engine: usize| {

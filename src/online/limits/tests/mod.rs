@@ -1,5 +1,4 @@
-//! The controller against a model of a load: which changes it keeps or undoes, and that it comes to
-//! rest.
+//! The controller against a model of a load: kept and undone changes, and that it comes to rest.
 
 mod steps;
 
@@ -43,7 +42,6 @@ impl<'a> Plant<'a> {
         Self { controller, window, now: Duration::ZERO, rng: Rng::new(seed), load, usage, changes: Vec::new() }
     }
 
-    /// Ten requests a second.
     fn run(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now += SECOND;

@@ -210,7 +210,6 @@ fn whatever_ends_a_change_takes_the_engine_back_and_ends_the_comparison() {
     }
 }
 
-/// Records requests as the gateway does.
 struct Recording(Arc<Observer>);
 
 impl Recorder for Recording {

@@ -1,6 +1,4 @@
-//! The limits of an API key at several gateways.
-//!
-//! Clients share one key. Time is virtual, the store is in memory.
+//! The limits of an API key at several gateways, on virtual time, with the store in memory.
 
 use sha2::{Digest, Sha256};
 
@@ -14,7 +12,6 @@ use tokio::time::Instant;
 const IN_FLIGHT: u32 = 10;
 const A_MINUTE: u32 = 600;
 
-/// The key's requests at one gateway.
 struct Client {
     key: ApiKey,
     running: Vec<InFlight>,
@@ -50,7 +47,6 @@ impl Client {
         }
     }
 
-    /// Sends requests that end at once.
     fn send(&mut self, count: usize) {
         self.served += (0..count).filter(|_| self.key.start_request(Instant::now()).is_ok()).count();
     }

@@ -1,7 +1,6 @@
 //! Gateways with a ledger in memory, on virtual time.
 //!
-//! Pools have no sockets, and engines only report their load. Every step checks that all gateways
-//! together stay within the limit.
+//! Every step checks that all gateways together stay within the limit.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -45,7 +44,7 @@ struct State {
     version: u64,
 }
 
-/// One object in memory. Clones share the object and the fault. A call takes some milliseconds.
+/// One object in memory, shared with its fault by clones.
 #[derive(Clone, Debug, Default)]
 struct Memory {
     state: Arc<Mutex<State>>,
@@ -171,7 +170,6 @@ impl Gateway {
         self.admission.view()[0].backends[self.backend().index()].share.map_or(0, |share| share.slots)
     }
 
-    /// Makes requests until `most` run or wait.
     fn fill(&mut self, most: usize) {
         for mut ticket in std::mem::take(&mut self.tickets) {
             match Pin::new(&mut ticket).poll(&mut Context::from_waker(Waker::noop())) {
@@ -320,7 +318,6 @@ async fn less_is_used_from_before_a_write_is_sent() {
     let had = gateways[0].share();
     assert!(had >= 7, "{had}");
     forgetful.set(Fault::Forgets);
-    // `pass` checks the sum.
     pass(&mut gateways, 3, |gateways| {
         (gateways[0].leases, gateways[0].tickets) = Default::default();
         gateways[1].fill(30);

@@ -1,7 +1,6 @@
 //! Gateways exchange closed backends and the load of pools through the ledger.
 //!
-//! Time is virtual, the store is in memory. The first gateway closes a backend, and the second
-//! leaves it.
+//! The first gateway closes a backend, and the second leaves it.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,6 @@
 //! Spans of records: number, times, parents and attributes.
 //!
-//! The traces have steps made by hand, and all requests end 10 s after 1970, so that times can be
-//! compared.
+//! All requests end 10 s after 1970, so that times can be compared.
 
 use http::{HeaderMap, HeaderValue};
 use smallvec::smallvec;
@@ -38,8 +37,7 @@ fn trace(steps: impl IntoIterator<Item = Step>) -> Option<Box<RequestTrace>> {
     trace
 }
 
-/// Name, name of the parent, and milliseconds from and to, for each span of a request that ended 10
-/// s after 1970.
+/// Name, parent, and milliseconds from and to, for each span of a request.
 fn shown(record: &Record) -> Vec<(String, String, u64, u64)> {
     let spans = spans(record, UNIX_EPOCH + ms(10_000));
     let name =
@@ -53,7 +51,6 @@ fn shown(record: &Record) -> Vec<(String, String, u64, u64)> {
     spans.iter().map(row).collect()
 }
 
-/// The attributes of a span as `key=value`.
 fn attributes(span: &Span) -> Vec<String> {
     let value = |value: &AnyValue| match value.value.clone().unwrap() {
         Value::StringValue(text) => text,
