@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use sluice_config::{Admin, Secret};
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flag_effect::FlagEffect;
 use sluice_core::vllm::flags::table::dashed;
 
@@ -112,16 +113,20 @@ impl Access {
         }
     }
 
-    /// Whether a restart may change this flag, given without leading dashes.
-    pub(super) fn check_flag(&self, flag: &str) -> Result<(), Denied> {
+    /// Whether a restart may change this flag of an engine of this kind, given without leading
+    /// dashes.
+    pub(super) fn check_flag(&self, engine: EngineKind, flag: &str) -> Result<(), Denied> {
         let flag = dashed(flag);
-        let effect = FlagEffect::of(&flag);
+        let (is_tunable, does) = match engine.rules().flags {
+            Some(table) => (table.is_tunable(&flag), "is not in the gateway's list of flags for scheduling and memory"),
+            None => (FlagEffect::of(&flag).is_tunable(), FlagEffect::of(&flag).sentence()),
+        };
         let whole = flag.split_once('.').map_or(flag.as_str(), |(whole, _)| whole);
         let listed = |name: &String| [flag.as_str(), whole].contains(&dashed(name).as_str());
-        if effect.is_tunable() || self.admin.flags.iter().any(listed) {
+        if is_tunable || self.admin.flags.iter().any(listed) {
             return Ok(());
         }
-        Err(Denied::Flag { flag: shown(&flag), does: effect.sentence() })
+        Err(Denied::Flag { flag: shown(&flag), does })
     }
 
     fn check_host<B>(&self, request: &Request<B>) -> Result<(), Denied> {
@@ -209,11 +214,28 @@ mod tests {
     }
 
     #[test]
+    fn the_flags_of_another_engine_are_its_own() {
+        let access = access(&["model"]);
+        for (engine, flag, allowed) in [
+            (EngineKind::Sglang, "max-running-requests", true),
+            (EngineKind::Sglang, "max-num-seqs", false),
+            (EngineKind::Sglang, "custom-weight-loader", false),
+            (EngineKind::LlamaCpp, "parallel", true),
+            (EngineKind::LlamaCpp, "model", true),
+            (EngineKind::LlamaCpp, "mcp-servers-config", false),
+            (EngineKind::Triton, "backend-directory", false),
+            (EngineKind::Serial, "workers", false),
+        ] {
+            assert_eq!(access.check_flag(engine, flag).is_ok(), allowed, "{flag}");
+        }
+    }
+
+    #[test]
     fn a_flag_is_allowed_by_its_exact_name_only() {
         let access = access(&["chat-template", "compilation_config.cudagraph_mode", "sim-speed"]);
         for flag in ["max-num-seqs", "max_num_seqs", "chat-template", "compilation-config.cudagraph_mode", "sim-speed"]
         {
-            assert_eq!(access.check_flag(flag), Ok(()), "{flag}");
+            assert_eq!(access.check_flag(EngineKind::Vllm, flag), Ok(()), "{flag}");
         }
         for flag in [
             "middleware",
@@ -223,7 +245,7 @@ mod tests {
             "sim-seed",
             "tool_server",
         ] {
-            let refused = access.check_flag(flag).unwrap_err().to_string();
+            let refused = access.check_flag(EngineKind::Vllm, flag).unwrap_err().to_string();
             assert!(
                 refused.starts_with(&format!("--{}", dashed(flag))) && refused.contains("[admin] flags"),
                 "{refused}"

@@ -160,8 +160,8 @@ impl Actions {
             Ok(request) => request,
             Err(wrong) => return error(StatusCode::BAD_REQUEST, "bad_request", &wrong.to_string()),
         };
-        let access = self.control.access();
-        if let Some(reason) = request.set.keys().find_map(|flag| access.check_flag(flag).err()) {
+        let (access, engine) = (self.control.access(), self.control.engine_kind(pool, backend));
+        if let Some(reason) = request.set.keys().find_map(|flag| access.check_flag(engine, flag).err()) {
             tracing::warn!(pool, backend, "restart refused: {reason}");
             return denied(&reason);
         }

@@ -7,6 +7,7 @@ use super::error::{BackendLogError, BackendRestartError, NoSuchBackend, ReloadEr
 use super::experiments::ExperimentControl;
 use super::status::{Diagnosis, ModelStatus, Status};
 use super::tuner::TunerControl;
+use sluice_core::engines::EngineKind;
 use sluice_fleet::{ChangeStarted, LogLines, RestartRequest};
 use sluice_gateway::telemetry::Telemetry;
 
@@ -48,6 +49,9 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
         after: Option<u64>,
         most: usize,
     ) -> Result<LogLines, BackendLogError>;
+
+    /// The kind of engine of a backend; the default for one that does not exist.
+    fn engine_kind(&self, pool: &str, backend: &str) -> EngineKind;
 
     /// Restarts an engine that the gateway runs. Returns the number of the change once it has
     /// started.

@@ -101,6 +101,10 @@ impl Control for Fake {
         }
     }
 
+    fn engine_kind(&self, _pool: &str, _backend: &str) -> sluice_core::engines::EngineKind {
+        sluice_core::engines::EngineKind::Vllm
+    }
+
     fn restart(
         &self,
         pool: &str,

@@ -54,7 +54,8 @@ table! {
 table! {
     /// How an engine that the gateway runs is started.
     pub struct Launch {
-        /// The program that runs the engine, with the first arguments.
+        /// The program that runs the engine, with the first arguments. With an engine other than
+        /// vLLM, {port} stands for the port; without it, flags for host and port are added.
         pub command: Words = required("write the program and its arguments, such as [\"vllm\", \"serve\", \"MODEL\"]")
             .example("[\"vllm\", \"serve\", \"meta-llama/Llama-3.1-8B-Instruct\"]");
         /// Port on loopback on which the engine listens. 0: a free port of `fleet.ports`, which the
@@ -67,8 +68,9 @@ table! {
         /// the value of a variable of the gateway and for the content of a file. Values are never
         /// shown.
         pub env: BTreeMap<String, Secret> = table().example("VLLM_CACHE_ROOT = \"cache/vllm\"");
-        /// Flags of vLLM, without leading dashes. "env:NAME" and "file:PATH" are read as in `env`.
-        /// Values read in this way and values of secret flags such as api-key are never shown.
+        /// Flags of the engine, without leading dashes. "env:NAME" and "file:PATH" are read as in
+        /// `env`. Values read in this way and values of secret flags such as api-key are never
+        /// shown.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
     }
 }
@@ -88,7 +90,7 @@ table! {
         pub status: Words = default("[]").example("[\"ssh\", \"10.0.0.7\", \"vllm-runs\"]");
         /// Longest time that one of the commands may take. An image may have to be fetched.
         pub timeout: Duration = duration("2m");
-        /// Flags of vLLM, without leading dashes; see `launch.args`.
+        /// Flags of the engine, without leading dashes; see `launch.args`.
         pub args: BTreeMap<String, ArgValue> = table().example("max-num-seqs = 256");
     }
 }

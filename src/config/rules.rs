@@ -361,10 +361,20 @@ fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Rep
     }
 }
 
+/// Whether two pools may have the same server: their models are others, and the server limits each
+/// model by itself.
+fn are_apart(one: &Pool, other: &Pool) -> bool {
+    let is_apart = one.engine == other.engine && one.engine.rules().limits_each_model;
+    match (&one.models, &other.models) {
+        (ModelScope::Only(one), ModelScope::Only(other)) => is_apart && !one.iter().any(|model| other.contains(model)),
+        _ => false,
+    }
+}
+
 /// Checks that each backend is listed once, because a backend in two pools would get the limits
 /// twice, and that none is the gateway itself.
 fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
-    let mut seen: BTreeMap<Endpoint, String> = BTreeMap::new();
+    let mut seen: BTreeMap<Endpoint, Vec<(usize, String)>> = BTreeMap::new();
     let mut count = 0;
     for (index, pool) in pools.iter().enumerate() {
         for (number, backend) in pool.backends.iter().enumerate() {
@@ -380,12 +390,12 @@ fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
             if address.is_ok_and(|address| is_own(address, server.listen) || is_own(address, server.admin)) {
                 report.add_at(&path, Situation::OwnAddress { endpoint: endpoint.to_string() });
             }
-            if let Some(first) = seen.get(&endpoint) {
+            let earlier = seen.entry(endpoint.clone()).or_default();
+            if let Some((_, first)) = earlier.iter().find(|(at, _)| *at == index || !are_apart(&pools[*at], pool)) {
                 let situation = Situation::SameEndpoint { endpoint: endpoint.to_string(), first: first.clone() };
                 report.add_at(&path, situation);
-            } else {
-                seen.insert(endpoint, format!("{}/{}", pool.name, backend.name));
             }
+            earlier.push((index, format!("{}/{}", pool.name, backend.name)));
         }
     }
     if count > limits::MAX_BACKENDS {

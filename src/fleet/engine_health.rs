@@ -34,12 +34,13 @@ impl std::fmt::Display for Unhealthy {
     }
 }
 
-/// Asks an engine for its health, within `limit`.
+/// Asks an engine for its health, within `limit`, or the time that the page of its kind needs.
 ///
 /// # Errors
 /// The engine does not serve requests, or there is no response.
 pub async fn read_health(address: &Address, limit: Duration) -> Result<(), Unhealthy> {
     let rules = address.engine.rules();
+    let limit = limit.max(rules.health_takes);
     let (status, body) =
         fetch(address, rules.health, limit, HEALTH_BYTES).await.map_err(|error| Unhealthy::Down(error.to_string()))?;
     let (path, status) = (rules.health, status.as_u16());

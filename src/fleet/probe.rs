@@ -24,6 +24,8 @@
 //! In a pool with a `deadline`, a backend with requests that sent no byte for this time is hung
 //! without a look at counters.
 //!
+//! An engine that answers nothing while it works (serial) is not probed while it has requests.
+//!
 //! `core/engines` has the pages of each kind of engine. Bounds: [`SLOTS_BYTES`], [`METRICS_BYTES`];
 //! one probe per backend at a time.
 
@@ -178,6 +180,9 @@ impl Prober {
         for backend in pools.iter().flat_map(|pool| &pool.backends) {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
+            if backend.used.slots > 0 && !backend.address.engine.rules().answers_while_busy {
+                continue;
+            }
             let is_old = |at: Option<Instant>| at.is_none_or(|at| now.saturating_duration_since(at) >= MODELS_INTERVAL);
             let models_due =
                 self.await_models || backend.facts_due || backend.phase == Phase::Starting || is_old(state.models_at);
@@ -375,9 +380,9 @@ async fn probe(
         true => Some(read_models(&address, limit).await),
         false => None,
     };
-    let slots = match &rules.slots_page {
+    let (slots, kv_tokens) = match &rules.slots_page {
         Some(page) if due.models && up.is_ok() => read_slots(&address, page, limit).await,
-        _ => None,
+        _ => (None, None),
     };
     let routes = match due.routes && up.is_ok() && rules.describes_routes {
         true => Some(read_routes(&address, limit).await),
@@ -390,7 +395,7 @@ async fn probe(
     if let Some(doubt) = shown.and_then(|page| page.cache_doubt) {
         tracing::warn!(backend = %name, "the engine states a size of the KV cache that cannot be true: {doubt}; its blocks count");
     }
-    let cache_tokens = shown.and_then(metrics::MetricsSnapshot::prefix_tokens);
+    let cache_tokens = shown.and_then(metrics::MetricsSnapshot::prefix_tokens).or(kv_tokens.filter(|_| due.cache));
     let adapter_slots = page.and_then(|page| page.adapters).map(|adapters| adapters.slots);
     let activity = match suspect {
         true => Some(read_activity(&address, limit).await),
@@ -399,9 +404,12 @@ async fn probe(
     ProbeResult { id, name, address, begun, up, models, routes, cache_tokens, adapter_slots, slots, activity }
 }
 
-async fn read_slots(address: &Address, page: &SlotsPage, limit: Duration) -> Option<u32> {
-    let (status, body) = fetch(address, page.path, limit, SLOTS_BYTES).await.ok()?;
-    (page.read)(&body).filter(|_| status.is_success())
+/// Sequences that run at once, and tokens that the KV cache holds.
+async fn read_slots(address: &Address, page: &SlotsPage, limit: Duration) -> (Option<u32>, Option<u64>) {
+    match fetch(address, page.path, limit, SLOTS_BYTES).await {
+        Ok((status, body)) if status.is_success() => ((page.read)(&body), (page.tokens)(&body)),
+        _ => (None, None),
+    }
 }
 
 async fn read_activity(address: &Address, limit: Duration) -> Activity {

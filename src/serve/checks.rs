@@ -203,7 +203,7 @@ impl Found<'_> {
     fn check_pods(&mut self) {
         for (index, pool) in self.loaded.config.pools.iter().enumerate() {
             let Some(pods) = &pool.kubernetes else { continue };
-            if let Err(failure) = check_values(&EngineSettings { args: pods.args.clone() }) {
+            if let Err(failure) = check_values(pool.engine, &EngineSettings { args: pods.args.clone() }) {
                 let situation = Situation::EngineUnfit { reason: failure.to_string() };
                 self.refuse(format!("pool[{index}].kubernetes.args"), situation);
             }
@@ -251,7 +251,7 @@ impl Found<'_> {
                         "{path}: its program has not listed its flags within {} s; they are checked when the engine starts",
                         START_FLAGS_MAX.as_secs()
                     ));
-                    check_values(&spec.settings).map(|()| Vec::new())
+                    check_values(spec.address.engine, &spec.settings).map(|()| Vec::new())
                 }
             };
             match checked {

@@ -18,6 +18,7 @@ use sluice_admin::{
 };
 use sluice_config::{AddedExperiment, Config, ModelScope};
 use sluice_core::base::ModelId;
+use sluice_core::engines::EngineKind;
 use sluice_fleet::{ChangeStarted, LogLines, RestartRequest};
 use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::pool::BackendView;
@@ -140,6 +141,13 @@ impl Control for App {
     ) -> Result<LogLines, BackendLogError> {
         find(&self.core.admission.view(), pool, backend)?;
         Ok(self.core.fleet.log(&format!("{pool}/{backend}"), after, most)?)
+    }
+
+    fn engine_kind(&self, pool: &str, backend: &str) -> EngineKind {
+        let view = self.core.admission.view();
+        let backends = view.iter().filter(|own| *own.name == *pool).flat_map(|own| &own.backends);
+        let mut found = backends.filter(|own| *own.name == *backend);
+        found.next().map_or(EngineKind::default(), |own| own.address.engine)
     }
 
     fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {

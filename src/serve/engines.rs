@@ -162,18 +162,20 @@ fn served<'c>(config: &'c Config, pool: &Pool) -> Vec<&'c Model> {
 
 pub(super) fn driver_for_checks(spec: &EngineSpec) -> SharedDriver {
     match &spec.target {
-        Target::Launch(launch) => Arc::new(ProcessDriver::for_checks(&spec.name, launch.clone(), &spec.rules.state)),
+        Target::Launch(launch) => {
+            Arc::new(ProcessDriver::for_checks(spec.address.engine, &spec.name, launch.clone(), &spec.rules.state))
+        }
         Target::Control(..) | Target::Pod(..) | Target::Url(_) => driver(spec),
     }
 }
 
 pub(super) fn driver(spec: &EngineSpec) -> SharedDriver {
-    let (name, folder) = (&spec.name, &spec.rules.state);
+    let (kind, name, folder) = (spec.address.engine, &spec.name, &spec.rules.state);
     match &spec.target {
-        Target::Launch(launch) => Arc::new(ProcessDriver::new(name, launch.clone(), folder)),
-        Target::Control(_, control) => Arc::new(CommandDriver::new(name, control.clone(), folder)),
+        Target::Launch(launch) => Arc::new(ProcessDriver::of_kind(kind, name, launch.clone(), folder)),
+        Target::Control(_, control) => Arc::new(CommandDriver::of_kind(kind, name, control.clone(), folder)),
         #[cfg(feature = "kubernetes")]
-        Target::Pod(_, engine) => Arc::new(PodDriver::new(name, engine.clone())),
+        Target::Pod(_, engine) => Arc::new(PodDriver::of_kind(kind, name, engine.clone())),
         #[cfg(not(feature = "kubernetes"))]
         Target::Pod(..) => Arc::new(ExternalDriver::new(name)),
         Target::Url(_) => Arc::new(ExternalDriver::new(name)),

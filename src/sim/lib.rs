@@ -31,7 +31,7 @@ pub use self::http::server::{Handle, Snapshot, spawn};
 pub use engine::{Content, Engine, EngineConfig, Policy, Request, StepOutcome};
 pub use machine::{Constants, CostModel, Gpu, KvBudget, Layout, MemoryError, MemorySettings, Model, Profile};
 pub use machine::{ProfileError, StepLoad, kv_budget};
-pub use process::config::SimConfig;
+pub use process::config::{Sglang, SimConfig};
 pub use process::fault::Fault;
 pub use process::refusal::Refusal;
 pub use virtual_server::VirtualServer;

@@ -201,3 +201,52 @@ async fn a_server_of_another_kind_is_not_ready() {
     assert_eq!(engine.count(), 0);
     gateway.settled().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_does_not_notice_that_its_client_left_keeps_its_slot() {
+    let engine = Engine::always(vec![Step::Gate, Step::Send(response(200, "audio/wav", b"RIFF"))]).await;
+    let gateway = TestGateway::from_text(&pool("serial", &[engine.url()], ""), SETS).await;
+    eventually("it serves", async || gateway.state(0) == "ready").await;
+    let mut leaves: TestClient = gateway.client().await;
+    leaves.send(speech(1)).await;
+    eventually("it runs", async || engine.count() == 1).await;
+    let mut next: TestClient = gateway.client().await;
+    next.send(speech(2)).await;
+    eventually("it waits", async || gateway.load() == (1, 1)).await;
+    drop(leaves);
+    // A client that leaves the queue shows that the gateway has looked at connections since.
+    let mut waits: TestClient = gateway.client().await;
+    waits.send(speech(3)).await;
+    eventually("two wait", async || gateway.load() == (1, 2)).await;
+    drop(waits);
+    eventually("one waits", async || gateway.load() == (1, 1)).await;
+    assert_eq!(engine.count(), 1, "the worker still works for the first one");
+    engine.open_gate();
+    eventually("the next one runs", async || engine.count() == 2).await;
+    engine.open_gate();
+    assert_eq!(next.response().await.status(), 200);
+    gateway.recorded("client_gone", 2.0).await;
+    gateway.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_answers_no_probe_while_it_works_stays_in_rotation() {
+    let engine = || Engine::always(vec![Step::Gate, Step::Send(response(200, "audio/wav", b"RIFF"))]);
+    let (first, second) = (engine().await, engine().await);
+    let keys = "policy = \"fewest_requests\"";
+    let gateway = TestGateway::from_text(&pool("serial", &[first.url(), second.url()], keys), SETS).await;
+    eventually("they serve", async || (gateway.state(0), gateway.state(1)) == ("ready", "ready")).await;
+    let mut client: TestClient = gateway.client().await;
+    client.send(speech(1)).await;
+    eventually("one runs", async || first.count() + second.count() == 1).await;
+    let (busy, idle, works) = if first.count() == 1 { (0, 1, &first) } else { (1, 0, &second) };
+    for engine in [&first, &second] {
+        engine.set_page("/health", 503, "busy");
+    }
+    eventually("the idle one was asked", async || gateway.state(idle) == "down").await;
+    assert_eq!(gateway.state(busy), "ready", "it was asked as often, if at all");
+    works.open_gate();
+    assert_eq!(client.response().await.status(), 200);
+    eventually("now it is asked, too", async || gateway.state(busy) == "down").await;
+    gateway.settled().await;
+}

@@ -10,8 +10,8 @@
 //!   `http2`, `input`, `key_limits`, `leaving`, `limits`, `origins`, `paths`, `priority`,
 //!   `proxies`, `shares`, `slow_readers`, `stored`, `stream_options`, `wide`
 //! - engines: `bodies`, `broken`, `continued`, `early`, `elsewhere`, `engines`, `failing`,
-//!   `failover`, `health`, `length`, `models`, `requests`, `tls` (`tunnel.rs` adds TLS to plain
-//!   text)
+//!   `failover`, `health`, `length`, `models`, `requests`, `sglang`, `tls`
+//!   (`tunnel.rs` adds TLS to plain text)
 //! - operation: `access_log`, `added_experiments`, `checks`, `commands`, `counting`, `cut`,
 //!   `engine_metrics`, `experiments`, `fleet`, `records`, `reload`, `reload_keys`, `secrets`,
 //!   `shadow`, `state_owner`, `stop`, `traces`, `tuner`, `upgrade`, `upgrade_faults`
@@ -66,6 +66,7 @@ mod records;
 mod reload;
 mod reload_keys;
 mod requests;
+mod sglang;
 mod shadow;
 mod shares;
 mod simulator;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::version::Version;
 use sluice_sim::{Constants, Fault, Gpu, Layout, Model, Profile};
 
@@ -38,6 +39,7 @@ pub(super) struct SimFlags {
     pub(super) device: Option<PathBuf>,
     pub(super) orphan: Duration,
     pub(super) fault: Option<Fault>,
+    pub(super) engine: EngineKind,
 }
 
 impl Default for SimFlags {
@@ -53,6 +55,7 @@ impl Default for SimFlags {
             device: None,
             orphan: Duration::from_secs(300),
             fault: None,
+            engine: EngineKind::Vllm,
         }
     }
 }
@@ -118,6 +121,11 @@ pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)
                 }
                 flags.version = version;
             }
+            "--sim-engine" => {
+                let known = [EngineKind::Vllm, EngineKind::Sglang].into_iter().find(|kind| kind.label() == value);
+                flags.engine =
+                    known.ok_or_else(|| anyhow!("argument {name}: invalid choice: '{value}'; it is vllm or sglang"))?;
+            }
             "--sim-speed" => flags.speed = number(1e-3)?,
             "--sim-seed" => flags.seed = value.parse().map_err(|_| invalid())?,
             "--sim-startup" if value == "real" => flags.startup = Startup::Real,
@@ -153,6 +161,7 @@ mod tests {
             &["--sim-what", "1"],
             &["--sim-seed"],
             &["--sim-fault", "x"],
+            &["--sim-engine", "triton"],
             &["--sim-vllm-version", "new"],
             &["--sim-vllm-version", "0.3"],
             &["--sim-profile", "b300"],

@@ -4,6 +4,7 @@
 //!
 //! | flag | default | meaning |
 //! |---|---|---|
+//! | `--sim-engine NAME` | vllm | `vllm`, or `sglang`: flags, pages, errors and log of SGLang |
 //! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
 //! | `--sim-model NAME` | by name, else llama-3.1-8b | a built-in model or a TOML file |
 //! | `--sim-host NAME` | busy | `busy`, `pair`, `quiet` or a TOML file of `sluice sim fit` |
@@ -25,15 +26,18 @@ mod core;
 mod fit_server;
 mod fit;
 mod flags;
+mod sglang_args;
 mod start;
 
 use std::process::ExitCode;
 
 use self::flags::split;
+use self::sglang_args::SglangArgs;
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::args::{self, ArgsError, ServeArgs};
 use sluice_core::vllm::version::Version;
 use sluice_sim::process::config::without_effect;
-use sluice_sim::{Constants, Gpu, Model, Refusal, SimConfig};
+use sluice_sim::{Constants, Gpu, Model, Refusal, Sglang, SimConfig};
 
 pub use self::core::run_child;
 
@@ -49,6 +53,8 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
   --max-num-seqs N, --max-num-batched-tokens N, --max-model-len N,
   --long-prefill-token-threshold N, --served-model-name NAME..., and so on: as vllm serve
                           (--help=all lists them, --help=WORD those with WORD in their names)
+  --sim-engine NAME       vllm, or sglang: then the flags are those of sglang.launch_server
+                          (--sim-engine sglang --help lists them; port 30000)
   --sim-gpu NAME          GPU: GPUS, or a TOML file (default h200)
   --sim-model NAME        MODELS, or a TOML file
                           (default: by the model's name, else llama-3.1-8b)
@@ -77,13 +83,25 @@ pub fn run(args: Vec<String>) -> ExitCode {
     if args.first().is_some_and(|arg| arg == "fit") {
         return fit::run(&args[1..]);
     }
+    let plays_sglang = args.windows(2).any(|pair| pair[0] == "--sim-engine" && pair[1] == "sglang")
+        || args.iter().any(|arg| arg == "--sim-engine=sglang");
     if let Some(asked) = args.iter().find(|arg| *arg == "--help" || *arg == "-h" || arg.starts_with("--help=")) {
-        print!("{}", help(asked));
+        print!("{}", if plays_sglang { sglang_args::help() } else { help(asked) });
         return ExitCode::SUCCESS;
     }
     let (flags, argv) = match split(args) {
         Ok(split) => split,
         Err(error) => return usage("vllm serve", &error.to_string()),
+    };
+    let (argv, sglang) = match flags.engine {
+        EngineKind::Sglang => match sglang_args::read(&argv) {
+            Ok(SglangArgs { argv, metrics }) => (argv, Some(Sglang { metrics })),
+            Err(error) => {
+                eprintln!("usage: launch_server.py [-h] --model-path MODEL_PATH ...\nlaunch_server.py: error: {error}");
+                return ExitCode::from(2);
+            }
+        },
+        _ => (argv, None),
     };
     let args = match ServeArgs::parse_as(flags.version, &argv) {
         Ok(args) => args,
@@ -101,6 +119,9 @@ pub fn run(args: Vec<String>) -> ExitCode {
         speed: flags.speed,
         seed: flags.seed,
         fault: flags.fault,
+        sglang,
+        // SGLang has no embeddings beside generation.
+        embeddings: config.embeddings && sglang.is_none(),
         ..config.imitating(flags.version)
     };
     match SimConfig::with_occupied(&args, profile.clone(), occupied).map(settled) {

@@ -37,7 +37,7 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
     let pid = std::process::id();
     let quiet = ["warning", "error", "critical"].contains(&args.text("uvicorn-log-level").unwrap_or("info"));
     let access = args.switch("disable-uvicorn-access-log") != Some(true) && !quiet;
-    config.log = Log::On { api: pid, engine: pid, access };
+    config.log = Log::On { api: pid, engine: pid, access, sglang: config.sglang.is_some() };
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -162,6 +162,7 @@ impl SimProcess {
             .and_then(|listener| Ok(server::spawn(self.config.clone(), listener)?))
             .map_err(|error| format!("{error:#}"))?;
         log.uvicorn("Application startup complete.");
+        log.ready();
         Ok(handle)
     }
 
@@ -174,8 +175,8 @@ impl SimProcess {
             orphan: flags.orphan,
         };
         let child = core::spawn(&options).await.map_err(|error| format!("RuntimeError: {error:#}"))?;
-        if let Log::On { api, access, .. } = self.config.log {
-            self.config.log = Log::On { api, engine: child.id().unwrap_or(api), access };
+        if let Log::On { api, access, sglang, .. } = self.config.log {
+            self.config.log = Log::On { api, engine: child.id().unwrap_or(api), access, sglang };
         }
         self.child = Some(child);
         Ok(())

@@ -51,3 +51,21 @@ fn the_kind_gives_the_default_of_slots() {
     assert_eq!(slots(&["pool.only.slots=4"]), 4);
     assert_eq!(slots(&["pool.only.engine=triton"]), 256);
 }
+
+#[test]
+fn several_pools_name_one_triton_for_different_models() {
+    let two = |engine: &str, second: &str| {
+        let pool = |name: &str, model: &str| {
+            format!(
+                "[[pool]]\nname = \"{name}\"\nmodels = [{model}]\nengine = \"{engine}\"\n[[pool.backend]]\nname = \"a\"\n\
+                 url = \"http://127.0.0.1:1\"\n"
+            )
+        };
+        format!("[[model]]\nname = \"x\"\n[[model]]\nname = \"y\"\n{}{}", pool("one", "\"x\""), pool("two", second))
+    };
+    assert!(read_with(&two("triton", "\"y\""), &[]).is_ok(), "each model has limits of its own");
+    for text in [two("triton", "\"x\", \"y\""), two("openai", "\"y\"")] {
+        let refused = read_with(&text, &[]).err().map(|problems| problems.to_string()).unwrap_or_default();
+        assert!(refused.contains("is already backend 'one/a'"), "{refused}");
+    }
+}

@@ -5,13 +5,20 @@
 //! requests inside, so the gateway sends no more than `total_slots` of `/props`. Metrics exist with
 //! `--metrics`; tokens are counted when a sequence ends, and `n_decode_total` at every step.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 
+use super::flag_table::{FlagForm, FlagTable};
 use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage, SlotsPage, translated};
 use crate::openai::Route;
+use crate::vllm::failure::{FailureClass, LogRules};
+use crate::vllm::logs::{LogForm, StartPhase};
 
 pub(super) const RULES: EngineRules = EngineRules {
     health: "/health",
+    health_takes: Duration::ZERO,
+    answers_while_busy: true,
     judge: |status, body| match status {
         503 if memchr::memmem::find(body, b"Loading model").is_some() => Health::Loading,
         _ => Health::of_status(status),
@@ -26,7 +33,7 @@ pub(super) const RULES: EngineRules = EngineRules {
         shows_steps: true,
         counts_tokens: false,
     }),
-    slots_page: Some(SlotsPage { path: "/props", read: total_slots }),
+    slots_page: Some(SlotsPage { path: "/props", read: total_slots, tokens: |_| None }),
     slots: BATCH_SLOTS,
     serves: |route| {
         matches!(
@@ -43,8 +50,12 @@ pub(super) const RULES: EngineRules = EngineRules {
                 | Route::Transcriptions
         )
     },
+    limits_each_model: false,
     does_jobs: false,
+    aborts: true,
     continues: false,
+    flags: Some(&FLAGS),
+    log: &LOG,
 };
 
 const NAMES: &[(&str, &str)] = &[
@@ -62,4 +73,74 @@ fn total_slots(body: &[u8]) -> Option<u32> {
         total_slots: u32,
     }
     serde_json::from_slice::<Props>(body).ok().map(|props| props.total_slots).filter(|slots| *slots > 0)
+}
+
+const FLAGS: FlagTable = FlagTable {
+    engine: "llama.cpp",
+    list: include_str!("llama_cpp_flags.txt"),
+    form: FlagForm::Apart,
+    program: Some("llama-server"),
+    package: None,
+    address: ("host", "port"),
+    tls: &["ssl-key-file", "ssl-cert-file"],
+    model: &["model"],
+    sequences: Some("parallel"),
+    devices: &[],
+    tuned: &[("max-num-seqs", "parallel"), ("max-num-batched-tokens", "batch-size")],
+};
+
+const LOG: LogRules = LogRules {
+    form: LogForm {
+        // "0.00.014.973 I srv    load_model: ": time, level, component; older versions log neither.
+        message: |line| match level(line) {
+            Some((_, rest)) => rest,
+            None => line.trim_end(),
+        },
+        is_remark: |line| level(line).is_some_and(|(level, _)| matches!(level, "I" | "W" | "D" | "T")),
+        phases: &[
+            ("loading model '", StartPhase::LoadingWeights),
+            ("initializing, n_slots", StartPhase::SizingKvCache),
+            ("initializing slots", StartPhase::SizingKvCache),
+            ("model loaded", StartPhase::OpeningHttp),
+            ("listening on http", StartPhase::Serving),
+        ],
+    },
+    failures: &[
+        ("error: invalid argument:", FailureClass::UnknownFlag),
+        ("error while handling argument", FailureClass::BadArguments),
+        ("couldn't bind HTTP server socket", FailureClass::PortInUse),
+        ("(No such file or directory)", FailureClass::ModelNotFound),
+        ("invalid magic characters", FailureClass::ModelNotFound),
+        ("failed to allocate", FailureClass::OutOfMemory),
+        ("ErrorOutOfDeviceMemory", FailureClass::OutOfMemory),
+        ("cudaMalloc failed", FailureClass::OutOfMemory),
+        ("CUDA driver version is insufficient", FailureClass::DeviceError),
+        ("no CUDA-capable device", FailureClass::DeviceError),
+        ("failed to initialize CUDA", FailureClass::DeviceError),
+        ("failed to load model", FailureClass::ModelNotFound),
+    ],
+    healthy: &["print_timing: ", "log_server_r: request:", "all slots are idle"],
+    shutdown: &["cleaning up before exit"],
+    crashes: &["GGML_ASSERT(", "ggml_abort", "terminate called after throwing"],
+    advice: &[
+        (FailureClass::OutOfMemoryLoading, LESS_MEMORY),
+        (FailureClass::OutOfMemoryWarmUp, LESS_MEMORY),
+        (FailureClass::OutOfMemoryGraphs, LESS_MEMORY),
+        (FailureClass::OutOfMemoryServing, LESS_MEMORY),
+        (FailureClass::OutOfMemory, LESS_MEMORY),
+        (FailureClass::UnknownFlag, "remove the flag; this llama-server does not have it (see its --help)"),
+        (
+            FailureClass::ModelNotFound,
+            "correct args.model: a GGUF file that this user may read, or hf-repo in its place",
+        ),
+    ],
+};
+const LESS_MEMORY: &str = "lower ctx-size, parallel or gpu-layers, or use a model with fewer bits";
+
+/// The level and the message of a line that has both.
+fn level(line: &str) -> Option<(&str, &str)> {
+    let (time, rest) = line.trim_end().split_once(' ')?;
+    let (level, rest) = rest.split_once(' ')?;
+    let is_time = time.len() > 8 && time.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    (is_time && level.len() == 1).then_some((level, rest))
 }

@@ -2,6 +2,7 @@
 //!
 //! | kind | file | server |
 //! |---|---|---|
+//! | | `flag_table.rs` | flags of a program that is not vLLM |
 //! | | `rules.rs` | the facts by which kinds differ |
 //! | `vllm` | `vllm.rs` | vLLM |
 //! | `sglang` | `sglang.rs` | SGLang |
@@ -12,6 +13,7 @@
 //!
 //! A new kind is a file with a constant, and a line in each of the two lists below.
 
+mod flag_table;
 mod rules;
 mod vllm;
 mod sglang;
@@ -20,6 +22,7 @@ mod triton;
 mod openai;
 mod serial;
 
+pub use flag_table::{FlagForm, FlagTable};
 pub use rules::{EngineRules, Health, MetricsPage, SlotsPage};
 
 /// The table of kinds: name, word in the configuration, file.

@@ -4,10 +4,15 @@
 //! only the pool limits it. Every route of the API is passed on; a route that the server
 //! lacks is learned from the refusal.
 
-use super::rules::{BATCH_SLOTS, EngineRules, Health};
+use std::time::Duration;
+
+use super::flag_table::NO_FLAGS;
+use super::rules::{BATCH_SLOTS, EngineRules, Health, PLAIN_LOG};
 
 pub(super) const RULES: EngineRules = EngineRules {
     health: "/health",
+    health_takes: Duration::ZERO,
+    answers_while_busy: true,
     judge: |status, _| Health::of_status(status),
     lists_models: true,
     owner: None,
@@ -17,6 +22,10 @@ pub(super) const RULES: EngineRules = EngineRules {
     slots_page: None,
     slots: BATCH_SLOTS,
     serves: |route| !route.is_opaque(),
+    limits_each_model: false,
     does_jobs: false,
+    aborts: true,
     continues: false,
+    flags: Some(&NO_FLAGS),
+    log: &PLAIN_LOG,
 };

@@ -4,7 +4,12 @@
 //! read the rules of a backend's kind, and never ask which kind it is. Pure: statuses, pages and
 //! routes in, values out.
 
+use std::time::Duration;
+
+use super::flag_table::FlagTable;
 use crate::openai::Route;
+use crate::vllm::failure::{FailureClass, LogRules};
+use crate::vllm::logs::LogForm;
 use crate::vllm::metrics::MetricsSnapshot;
 
 /// The facts of one kind of engine.
@@ -12,6 +17,11 @@ use crate::vllm::metrics::MetricsSnapshot;
 pub struct EngineRules {
     /// The page that says whether the engine serves requests.
     pub health: &'static str,
+    /// The least time that an answer to `health` may take, where the page does work of its own.
+    pub health_takes: Duration,
+    /// Whether the engine answers while it works. If not, it is not asked: a request that runs, and
+    /// the pool's `deadline`, say more.
+    pub answers_while_busy: bool,
     /// The meaning of an answer to `health`, by status and body.
     pub judge: fn(u16, &[u8]) -> Health,
     /// Whether `/v1/models` lists the models.
@@ -31,10 +41,19 @@ pub struct EngineRules {
     /// Whether the engine has a route. A route that some engines of the kind lack counts as
     /// present: the engine's answer decides.
     pub serves: fn(Route) -> bool,
+    /// Whether the engine limits each model by itself, so that several pools may name one server.
+    pub limits_each_model: bool,
     /// Whether every request is a job: work that is not counted in tokens.
     pub does_jobs: bool,
+    /// Whether the engine ends a request whose connection is closed. Otherwise the work goes on,
+    /// and its slot is in use until the engine answers.
+    pub aborts: bool,
     /// Whether the engine can continue an answer that another engine began.
     pub continues: bool,
+    /// The flags of the program, for engines that the gateway starts; `None`: vLLM's.
+    pub flags: Option<&'static FlagTable>,
+    /// How the log shows the phases of a start, and failures.
+    pub log: &'static LogRules,
 }
 
 /// The state of an engine by the answer to its health page.
@@ -76,6 +95,8 @@ pub struct SlotsPage {
     pub path: &'static str,
     /// Reads the number from the body.
     pub read: fn(&[u8]) -> Option<u32>,
+    /// Reads the tokens that the KV cache holds, if the page has them.
+    pub tokens: fn(&[u8]) -> Option<u64>,
 }
 
 /// Reads a page of metrics whose names have a prefix, by a table of names without the prefix and
@@ -86,6 +107,36 @@ pub(super) fn translated(page: &str, prefix: &str, names: &'static [(&'static st
         names.iter().find(|(name, _)| *name == own).map(|(_, translated)| *translated)
     })
 }
+
+/// The log of a program of any kind. Phases are not known, so the health page alone shows them.
+pub(super) const PLAIN_LOG: LogRules = LogRules {
+    form: LogForm { message: |line| line, is_remark: |_| false, phases: &[] },
+    failures: PYTHON_FAILURES,
+    healthy: &["HTTP/1.1\" 200"],
+    shutdown: &[],
+    crashes: &[],
+    advice: PLAIN_ADVICE,
+};
+
+/// Texts of a program that finds no file or module.
+const PYTHON_FAILURES: &[(&str, FailureClass)] = &[
+    ("ModuleNotFoundError", FailureClass::ProgramMissing),
+    ("can't open file", FailureClass::ProgramMissing),
+    ("command not found", FailureClass::ProgramMissing),
+    ("FileNotFoundError", FailureClass::ModelNotFound),
+];
+
+/// Advice that names no flag of vLLM.
+const PLAIN_ADVICE: &[(FailureClass, &str)] = &[
+    (FailureClass::OutOfMemory, OUT_OF_MEMORY),
+    (FailureClass::OutOfMemoryLoading, OUT_OF_MEMORY),
+    (FailureClass::OutOfMemoryServing, OUT_OF_MEMORY),
+    (FailureClass::UnknownFlag, "remove the flag from args or launch.command; the program does not have it"),
+    (FailureClass::ModelNotFound, "correct the path that the line above names"),
+    (FailureClass::ProgramMissing, "correct launch.command, and install the module that the line above names"),
+];
+const OUT_OF_MEMORY: &str =
+    "the model does not fit into the memory: use a smaller one, or fewer processes on the device";
 
 /// The default of `slots` where the engine batches.
 pub(super) const BATCH_SLOTS: u32 = 256;

@@ -1,15 +1,22 @@
 //! A process that does one job at a time: speech, images, a Flask or FastAPI program.
 //!
 //! A second job would wait inside the process, where nothing orders it; so a backend gets one, and
-//! the pool's queue has the others. Several processes are several backends. Such a server may have
-//! no health page: any answer below 500 shows that it accepts requests. It has no counters, so only
-//! the `deadline` of the pool shows that it hangs.
+//! the pool's queue has the others. While it works, a process with one thread answers nothing, so
+//! it is not probed then. Several processes are several backends. Such a server may have no health
+//! page: any answer below 500 shows that it accepts requests. It has no counters, so only the
+//! `deadline` of the pool shows that it hangs. It does not notice that a client has left, so the
+//! slot stays in use until it answers.
 
-use super::rules::{EngineRules, Health};
+use std::time::Duration;
+
+use super::flag_table::NO_FLAGS;
+use super::rules::{EngineRules, Health, PLAIN_LOG};
 use crate::openai::Route;
 
 pub(super) const RULES: EngineRules = EngineRules {
     health: "/health",
+    health_takes: Duration::ZERO,
+    answers_while_busy: false,
     judge: |status, _| if status < 500 { Health::Up } else { Health::Down },
     lists_models: false,
     owner: None,
@@ -19,6 +26,10 @@ pub(super) const RULES: EngineRules = EngineRules {
     slots_page: None,
     slots: 1,
     serves: |route| route.makes_media() || matches!(route, Route::Transcriptions | Route::Translations | Route::Custom),
+    limits_each_model: false,
     does_jobs: true,
+    aborts: false,
     continues: false,
+    flags: Some(&NO_FLAGS),
+    log: &PLAIN_LOG,
 };

@@ -5,6 +5,8 @@
 
 use super::{EngineKind, Health};
 use crate::openai::Route;
+use crate::vllm::failure::{Exit, FailureClass, diagnose_by};
+use crate::vllm::logs::{Movement, StartFollower, StartPhase};
 
 const SGLANG: &str = "# TYPE sglang:num_running_reqs gauge\n\
     sglang:num_running_reqs{engine_type=\"unified\",model_name=\"m\",tp_rank=\"0\"} 3.0\n\
@@ -54,6 +56,9 @@ fn the_number_of_slots_is_read_from_the_page_of_the_kind() {
     let loads = r#"{"version":"0.5.23","loads":[{"dp_rank":0,"max_running_requests":48},{"max_running_requests":48}]}"#;
     assert_eq!(slots(EngineKind::Sglang, loads), Some(96));
     assert_eq!(slots(EngineKind::Sglang, r#"{"loads":[{"dp_rank":0}]}"#), None);
+    let tokens = EngineKind::Sglang.rules().slots_page.as_ref().unwrap().tokens;
+    assert_eq!(tokens(br#"{"loads":[{"max_total_num_tokens":4096},{"max_total_num_tokens":4096}]}"#), Some(8_192));
+    assert_eq!(tokens(loads.as_bytes()), None);
     assert_eq!(slots(EngineKind::LlamaCpp, r#"{"total_slots":4,"model_path":"m.gguf"}"#), Some(4));
     for body in [r#"{"total_slots":0}"#, "{}", "<html>", ""] {
         assert_eq!(slots(EngineKind::LlamaCpp, body), None, "{body}");
@@ -80,4 +85,176 @@ fn each_kind_serves_completions_and_the_routes_that_it_has() {
         assert_eq!(serves(kind, Route::Speech), matches!(kind, EngineKind::OpenAi | EngineKind::Serial));
     }
     assert!(!serves(EngineKind::LlamaCpp, Route::Score) && serves(EngineKind::Sglang, Route::Score));
+}
+
+#[test]
+fn a_start_goes_through_its_phases_by_the_log_of_the_kind() {
+    use StartPhase::{CapturingGraphs, Configuring, LoadingWeights, OpeningHttp, Serving, SizingKvCache};
+    let sglang = "[2026-11-30 09:17:33] server_args=ServerArgs(model_path='m')\n\
+        [2026-11-30 09:17:40 TP0] Load weight begin. avail mem=78.50 GB\n\
+        [2026-11-30 09:17:44 TP0] Load weight end. elapsed=3.2 s, type=LlamaForCausalLM\n\
+        [2026-11-30 09:17:45 TP0] Memory pool end. avail mem=10.20 GB\n\
+        [2026-11-30 09:17:46 TP0] Capture decode CUDA graph begin. This can take up to several minutes.\n\
+        [2026-11-30 09:17:52 TP0] Capture decode CUDA graph end. Time elapsed: 6.1 s.\n\
+        [2026-11-30 09:17:52 TP0] max_total_num_tokens=440912, chunked_prefill_size=8192\n\
+        INFO:     Uvicorn running on http://127.0.0.1:30000 (Press CTRL+C to quit)\n\
+        [2026-11-30 09:17:54] The server is fired up and ready to roll!\n";
+    let llama = "0.00.014.973 I srv    load_model: loading model 'tiny.gguf'\n\
+        0.00.026.714 I srv    load_model: initializing, n_slots = 2, n_ctx_slot = 1024, kv_unified = 'false'\n\
+        0.00.034.219 I srv  llama_server: model loaded\n\
+        0.00.034.244 I srv  llama_server: listening on http://127.0.0.1:18090\n";
+    let triton = "I1130 09:28:57.962160 2073 cuda_memory_manager.cc:117] \"CUDA memory pool disabled\"\n\
+        I1130 09:28:57.964188 2073 model_lifecycle.cc:472] \"loading: serial1:1\"\n\
+        | Option                           | Value\n\
+        I1130 09:26:50.651700 31106 http_server.cc:4713] \"Started HTTPService at 0.0.0.0:18199\"\n";
+    for (kind, log, phases) in [
+        (
+            EngineKind::Sglang,
+            sglang,
+            &[Configuring, LoadingWeights, SizingKvCache, CapturingGraphs, OpeningHttp, Serving][..],
+        ),
+        (EngineKind::LlamaCpp, llama, &[LoadingWeights, SizingKvCache, OpeningHttp, Serving]),
+        (EngineKind::Triton, triton, &[Configuring, LoadingWeights, OpeningHttp, Serving]),
+        (EngineKind::Serial, llama, &[]),
+    ] {
+        let mut follower = StartFollower::new(&kind.rules().log.form);
+        let moved = log.lines().filter_map(|line| match follower.add_line(line) {
+            Movement::Phase(phase) => Some(phase),
+            _ => None,
+        });
+        assert_eq!(moved.collect::<Vec<_>>(), phases, "{kind:?}");
+    }
+}
+
+/// An end of an engine: kind, last lines, phase, exit status, class.
+type End = (EngineKind, &'static str, StartPhase, i32, FailureClass);
+
+#[test]
+fn an_end_is_diagnosed_by_the_texts_of_the_kind() {
+    use EngineKind::{LlamaCpp, Serial, Sglang, Triton};
+    use StartPhase::{CapturingGraphs, Launching, LoadingWeights, Serving};
+    let ends: &[End] = &[
+        (
+            Sglang,
+            "[2026-11-30 09:17:40 TP0] Scheduler hit an exception: Traceback (most recent call last):\n\
+            RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current value: \
+            mem_fraction_static=0.3",
+            LoadingWeights,
+            131,
+            FailureClass::NoKvMemory,
+        ),
+        (
+            Sglang,
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            CapturingGraphs,
+            131,
+            FailureClass::OutOfMemoryGraphs,
+        ),
+        (
+            Sglang,
+            "launch_server.py: error: unrecognized arguments: --max-num-seqs 4",
+            Launching,
+            2,
+            FailureClass::UnknownFlag,
+        ),
+        (
+            Sglang,
+            "ValueError: server port at 30000 is not available in 30 seconds. server port at 30000 is not available",
+            Launching,
+            1,
+            FailureClass::PortInUse,
+        ),
+        (
+            Sglang,
+            "OSError: nope/nope is not a local folder and is not a valid model identifier listed on \
+            'https://huggingface.co/models'",
+            Launching,
+            1,
+            FailureClass::ModelNotFound,
+        ),
+        (Sglang, "RuntimeError: No CUDA GPUs are available", Launching, 1, FailureClass::DeviceError),
+        (
+            Sglang,
+            "[2026-11-30 10:00:00 TP0] Decode batch, #running-req: 3\n[2026-11-30 10:00:01] SIGQUIT received. \
+            signum=3\ntorch.OutOfMemoryError: CUDA out of memory.",
+            Serving,
+            131,
+            FailureClass::OutOfMemoryServing,
+        ),
+        (LlamaCpp, "error: invalid argument: --bogus", Launching, 1, FailureClass::UnknownFlag),
+        (
+            LlamaCpp,
+            "error while handling argument \"--parallel\": stoi\n\nusage:",
+            Launching,
+            1,
+            FailureClass::BadArguments,
+        ),
+        (
+            LlamaCpp,
+            "0.00.011.107 E srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18199\n\
+            0.00.011.214 E srv  llama_server: exiting due to HTTP server error",
+            Launching,
+            1,
+            FailureClass::PortInUse,
+        ),
+        (
+            LlamaCpp,
+            "0.00.006.718 E gguf_init_from_file: failed to open GGUF file 'nope.gguf' (No such file or directory)\n\
+            0.00.006.771 E srv    load_model: failed to load model, 'nope.gguf'",
+            LoadingWeights,
+            1,
+            FailureClass::ModelNotFound,
+        ),
+        (
+            LlamaCpp,
+            "0.00.1 E ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9000.00 MiB on device 0: cudaMalloc \
+            failed: out of memory\nsrv    load_model: failed to load model, 'm.gguf'",
+            LoadingWeights,
+            1,
+            FailureClass::OutOfMemoryLoading,
+        ),
+        (
+            Triton,
+            "/opt/tritonserver: unrecognized option '--bogus'\nUsage: tritonserver [options]",
+            Launching,
+            1,
+            FailureClass::UnknownFlag,
+        ),
+        (
+            Triton,
+            "error: creating server: Internal - failed to stat file /nope",
+            Launching,
+            1,
+            FailureClass::ModelNotFound,
+        ),
+        (
+            Triton,
+            "I1130 09:26:50.651700 31106 http_server.cc:4713] \"Started HTTPService at 0.0.0.0:18199\"\n\
+            E1130 09:26:50.703333 31106 main.cc:257] \"failed to start HTTP service: Unavailable - Socket '0.0.0.0:18199' \
+            already in use \"",
+            Launching,
+            1,
+            FailureClass::PortInUse,
+        ),
+        (
+            Triton,
+            "E1130 09:28:57.964305 2073 model_lifecycle.cc:642] \"failed to load 'a' version 1: Invalid argument: no\"\n\
+            error: creating server: Internal - failed to load all models",
+            LoadingWeights,
+            1,
+            FailureClass::BadArguments,
+        ),
+        (Serial, "ModuleNotFoundError: No module named 'flask'", Launching, 1, FailureClass::ProgramMissing),
+        (Serial, "OSError: [Errno 98] Address already in use", Launching, 1, FailureClass::PortInUse),
+    ];
+    for (kind, log, phase, status, class) in ends {
+        let lines: Vec<&str> = log.lines().collect();
+        let found = diagnose_by(kind.rules().log, &lines, Some(Exit::Code(*status)), *phase);
+        assert_eq!(found.class, *class, "{kind:?}: {log}");
+        assert!(!found.advice.contains("gpu-memory-utilization") && !found.advice.contains("vllm"), "{}", found.advice);
+    }
+    for kind in EngineKind::ALL {
+        let killed = diagnose_by(kind.rules().log, &["listening"], Some(Exit::Signal(9)), Serving);
+        assert_eq!(killed.class, FailureClass::Killed, "{kind:?}");
+    }
 }

@@ -5,11 +5,16 @@
 //! the counters show whether the engine works. vLLM-Omni has routes for
 //! speech, images and videos; its kind is `openai`.
 
+use std::time::Duration;
+
 use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage};
+use crate::vllm::failure;
 use crate::vllm::metrics::MetricsSnapshot;
 
 pub(super) const RULES: EngineRules = EngineRules {
     health: "/health",
+    health_takes: Duration::ZERO,
+    answers_while_busy: true,
     judge: |status, _| Health::of_status(status),
     lists_models: true,
     owner: Some("vllm"),
@@ -19,6 +24,10 @@ pub(super) const RULES: EngineRules = EngineRules {
     slots_page: None,
     slots: BATCH_SLOTS,
     serves: |route| !route.is_job(),
+    limits_each_model: false,
     does_jobs: false,
+    aborts: true,
     continues: true,
+    flags: None,
+    log: &failure::LOG,
 };

@@ -1,4 +1,4 @@
-//! Follows the log of a vLLM server while it starts: the phase, and whether there is progress.
+//! Follows the log of an engine while it starts: the phase, and whether there is progress.
 //!
 //! A fixed time limit either kills a slow compile or waits ten minutes for an engine that hangs at
 //! once. So each phase in the log has its own limit, counted from the last line that shows
@@ -8,8 +8,9 @@
 //! - a line whose text, without digits, is new since the start. "Waiting for 1 engine core to
 //!   start" every minute is one text, as are the access lines of the gateway's probes.
 //!
-//! Source of the phases: start-up logs of vLLM 0.22 to 0.33. Bound: [`SEEN_MAX`] texts are
-//! remembered. After that a new text no longer counts, but a new phase does.
+//! A kind of engine has a [`LogForm`]; this file has vLLM's, from start-up logs of 0.22 to 0.33.
+//! Bound: [`SEEN_MAX`] texts are remembered. After that a new text no longer counts, but a new
+//! phase does.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -67,10 +68,32 @@ impl StartPhase {
         })
     }
 
-    /// The phase that a line begins, if any.
+    /// The phase that a line of vLLM begins, if any.
     pub fn begun_by(line: &str) -> Option<Self> {
-        let text = message(line);
-        let found = PHASE_TEXTS.iter().find(|(mark, _)| text.contains(mark))?;
+        FORM.phase(line)
+    }
+}
+
+/// The form of the lines that one kind of engine logs.
+#[derive(Debug)]
+pub struct LogForm {
+    /// The line without the prefix of the engine's logger.
+    pub message: fn(&str) -> &str,
+    /// Whether the line has a level below error.
+    pub is_remark: fn(&str) -> bool,
+    /// A text, and the phase that begins with a line that contains it. A line that ends a phase
+    /// begins the next one.
+    pub phases: &'static [(&'static str, StartPhase)],
+}
+
+/// The form of vLLM's lines.
+pub const FORM: LogForm = LogForm { message, is_remark, phases: PHASE_TEXTS };
+
+impl LogForm {
+    /// The phase that a line begins, if any.
+    fn phase(&self, line: &str) -> Option<StartPhase> {
+        let text = (self.message)(line);
+        let found = self.phases.iter().find(|(mark, _)| text.contains(mark))?;
         Some(found.1)
     }
 }
@@ -81,8 +104,7 @@ impl fmt::Display for StartPhase {
     }
 }
 
-/// A text, and the phase that begins with a line that contains it. A line that ends a phase begins
-/// the next one.
+/// The phases of vLLM.
 const PHASE_TEXTS: &[(&str, StartPhase)] = &[
     ("non-default args:", StartPhase::Configuring),
     ("Resolved architecture:", StartPhase::Configuring),
@@ -156,8 +178,9 @@ fn without_process(line: &str) -> &str {
 
 /// Follows a start line by line. It only decides whether a line shows progress; the caller measures
 /// time.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct StartFollower {
+    form: &'static LogForm,
     phase: StartPhase,
     seen: HashSet<u64>,
 }
@@ -173,7 +196,18 @@ pub enum Movement {
     None,
 }
 
+impl Default for StartFollower {
+    fn default() -> Self {
+        Self::new(&FORM)
+    }
+}
+
 impl StartFollower {
+    /// A follower of a log of this form, before its first line.
+    pub fn new(form: &'static LogForm) -> Self {
+        Self { form, phase: StartPhase::default(), seen: HashSet::new() }
+    }
+
     /// The phase that the start is in.
     pub fn phase(&self) -> StartPhase {
         self.phase
@@ -181,7 +215,7 @@ impl StartFollower {
 
     /// Adds a line of the log.
     pub fn add_line(&mut self, line: &str) -> Movement {
-        if let Some(phase) = StartPhase::begun_by(line).filter(|phase| *phase > self.phase) {
+        if let Some(phase) = self.form.phase(line).filter(|phase| *phase > self.phase) {
             self.phase = phase;
             self.remember(line);
             return Movement::Phase(phase);
@@ -191,7 +225,7 @@ impl StartFollower {
 
     /// Remembers the text of the line; `true` if it is new.
     fn remember(&mut self, line: &str) -> bool {
-        let text = message(line);
+        let text = (self.form.message)(line);
         if text.trim().is_empty() {
             return false;
         }

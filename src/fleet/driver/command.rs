@@ -42,7 +42,8 @@ use crate::driver::{
 use crate::launch::{check_values, find_program};
 use crate::state_folder;
 use sluice_config::Control;
-use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
+use sluice_core::engines::EngineKind;
+use sluice_core::vllm::failure::{Exit, FailureClass, diagnose_by};
 use sluice_core::vllm::logs::StartPhase;
 
 /// The size, bytes, above which the output file is cut. At most this much of it is read.
@@ -62,6 +63,7 @@ const ARGS_PLACEHOLDER: &str = "{args}";
 #[derive(Debug)]
 pub struct CommandDriver {
     name: String,
+    engine: EngineKind,
     commands: Control,
     redactor: Redactor,
     output: PathBuf,
@@ -78,9 +80,15 @@ pub struct CommandDriver {
 impl CommandDriver {
     /// A driver for the backend `name`, with the output of the commands in `folder`. Runs nothing.
     pub fn new(name: &str, commands: Control, folder: &Path) -> Self {
+        Self::of_kind(EngineKind::default(), name, commands, folder)
+    }
+
+    /// [`new`](Self::new) for an engine of this kind.
+    pub fn of_kind(engine: EngineKind, name: &str, commands: Control, folder: &Path) -> Self {
         let output = folder.join(format!("{}.commands.log", name.replace('/', ".")));
         Self {
             name: name.to_owned(),
+            engine,
             redactor: Redactor::of_commands(&commands),
             commands,
             // Output that is already in the file is not of this gateway.
@@ -103,7 +111,7 @@ impl CommandDriver {
         let failed = |cause: String| {
             EngineFailure::new(FailureClass::CommandFailed, format!("{purpose} command of {}: {cause}", self.name))
         };
-        let flags = settings.words();
+        let flags = settings.words_of(self.engine);
         let quoted = flags.iter().map(|word| quote(word)).collect::<Vec<_>>().join(" ");
         let mut argv = Vec::new();
         for word in words {
@@ -304,7 +312,7 @@ impl Driver for CommandDriver {
             }
         }
         let settings = &exposed(&self.commands.args, settings);
-        check_values(settings).map_err(|failure| failure.redacted(&self.redactor))?;
+        check_values(self.engine, settings).map_err(|failure| failure.redacted(&self.redactor))?;
         let has_placeholder = self.commands.start.iter().any(|word| word.contains(ARGS_PLACEHOLDER));
         let unused = !settings.args.is_empty() && !has_placeholder;
         let text =
@@ -411,7 +419,8 @@ impl Driver for CommandDriver {
 
     fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
         let output = self.lines_from(self.start_offset.load(Ordering::Relaxed), 200);
-        EngineFailure::of(diagnose(&output, exit, StartPhase::Launching), exit, StartPhase::Launching)
+        let diagnosis = diagnose_by(self.engine.rules().log, &output, exit, StartPhase::Launching);
+        EngineFailure::of(diagnosis, exit, StartPhase::Launching)
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use sluice_config::{ArgValue, is_secret_arg};
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::parse::CommandLine;
 use sluice_core::vllm::flags::table::dashed;
 use sluice_core::vllm::flags::write;
@@ -34,9 +35,17 @@ impl EngineSettings {
         Self { args: CommandLine::parse(words).settings() }
     }
 
-    /// The words of a command line.
+    /// The words of a command line of vLLM.
     pub fn words(&self) -> Vec<String> {
         write::words(&self.args)
+    }
+
+    /// The words of a command line of an engine of this kind.
+    pub(crate) fn words_of(&self, engine: EngineKind) -> Vec<String> {
+        let Some(table) = engine.rules().flags else { return self.words() };
+        let mut words = Vec::new();
+        self.args.iter().for_each(|(name, value)| table.write(name, value, &mut words));
+        words
     }
 
     /// Removes secrets that an earlier version wrote to the journal. Returns whether there were

@@ -155,6 +155,11 @@ fn devices(launch: &Launch, flags: &EffectiveFlags) -> Result<(), EngineFailure>
         let sizes = sizes.into_iter().flatten().collect::<Vec<_>>().join(" x ");
         return bad(format!("{sizes} needs {} devices, gpu lists {given}", wanted.unwrap_or_default()));
     }
+    distinct_devices(launch)
+}
+
+/// Refuses a device that is listed twice.
+pub(super) fn distinct_devices(launch: &Launch) -> Result<(), EngineFailure> {
     let mut seen = launch.gpu.clone();
     seen.sort_unstable();
     match seen.windows(2).find(|pair| pair[0] == pair[1]) {

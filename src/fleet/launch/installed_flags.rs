@@ -1,4 +1,4 @@
-//! The flags of the installed vLLM, read from the output of `--help=all`.
+//! The flags of the installed program, read from the output of `--help` (vLLM: `--help=all`).
 //!
 //! That takes vLLM 5 to 30 s, since it imports everything first. So flags are cached in memory and
 //! in a file. The file's name depends on the program's path, size and modification time, on the
@@ -23,6 +23,7 @@ use twox_hash::XxHash3_64;
 use super::program::{program_of, subcommand};
 use crate::state_folder;
 use sluice_config::Launch;
+use sluice_core::engines::EngineKind;
 
 /// Allowed values by flag of a program; an empty list allows any. Names have no leading dashes, and
 /// include `no-` forms.
@@ -32,7 +33,10 @@ pub(crate) type InstalledFlags = BTreeMap<String, Vec<String>>;
 const HELP_TIMEOUT: Duration = Duration::from_secs(300);
 /// After this wait for the help, the log names the program.
 const HELP_NOTICE: Duration = Duration::from_secs(20);
-/// Fewer flags are not vLLM's help.
+/// The argument with which vLLM lists all flags, and the one of other engines.
+const HELP_OF_VLLM: &str = "--help=all";
+const HELP: &str = "--help";
+/// Fewer flags are not the help of an engine.
 const FLAGS_MIN: usize = 30;
 
 /// Results by program identity, for all engines of this process. The lock is held while a program
@@ -60,8 +64,13 @@ impl InstalledFlagsCache {
     }
 
     /// The flags of the program of `launch`; `None` if they cannot be read.
-    pub(crate) async fn read(&self, launch: &Launch) -> Option<InstalledFlags> {
-        let words = subcommand(&launch.command)?;
+    pub(crate) async fn read(&self, engine: EngineKind, launch: &Launch) -> Option<InstalledFlags> {
+        let (words, help) = match engine.rules().flags {
+            None => (subcommand(&launch.command)?, HELP_OF_VLLM),
+            Some(table) => (&launch.command[1..table.flags_begin(&launch.command)?], HELP),
+        };
+        // Another argument also makes another identity, and so another file.
+        let words = &[words, &[help.to_owned()]].concat()[..];
         let program = program_of(launch).ok()?;
         let identity = identity(&program, words)?;
         let mut known = KNOWN.lock().await;
@@ -113,9 +122,9 @@ fn identity(program: &Path, words: &[String]) -> Option<u64> {
     ))
 }
 
-/// The names of the `vllm-*.dist-info` folders in the Python environment of a program
-/// (`ENV/bin/vllm`, `ENV/bin/python`). They change with an upgrade in place, which need not change
-/// the program.
+/// The names of the `vllm-*.dist-info` and `sglang-*.dist-info` folders in the Python environment
+/// of a program (`ENV/bin/vllm`, `ENV/bin/python`). They change with an upgrade in place, which
+/// need not change the program.
 fn installed_beside(program: &Path) -> Vec<String> {
     let Some(environment) = program.parent().and_then(Path::parent) else { return Vec::new() };
     let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -123,8 +132,9 @@ fn installed_beside(program: &Path) -> Vec<String> {
     let packages = pythons.filter(|python| python.file_name().to_string_lossy().starts_with("python"));
     let names = packages.flat_map(|python| within(&python.path().join("site-packages")));
     let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut found: Vec<String> =
-        names.filter(|name| name.starts_with("vllm-") && name.ends_with(".dist-info")).collect();
+    let mut found: Vec<String> = names
+        .filter(|name| ["vllm-", "sglang-"].iter().any(|begin| name.starts_with(begin)) && name.ends_with(".dist-info"))
+        .collect();
     found.sort_unstable();
     found.dedup();
     found
@@ -132,25 +142,30 @@ fn installed_beside(program: &Path) -> Vec<String> {
 
 async fn run_help(program: &Path, words: &[String], launch: &Launch) -> Option<InstalledFlags> {
     let mut command = Command::new(program);
-    command.args(words).arg("--help=all").envs(launch.env.iter().map(|(name, value)| (name, value.expose())));
+    command.args(words).envs(launch.env.iter().map(|(name, value)| (name, value.expose())));
     // Wide, so that lists of names are not wrapped.
     command.env("COLUMNS", "4000").env("NO_COLOR", "1");
-    command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    command.stdin(Stdio::null()).kill_on_drop(true);
     let notice = || {
         let program = program.display();
         let waits = (HELP_TIMEOUT - HELP_NOTICE).as_secs();
         tracing::warn!(
-            "{program} has not answered --help=all for {} s. It is waited for {waits} s more, and then its flags are checked by type \
-             and value only. A script has to pass its arguments on to vllm (\"$@\")",
+            "{program} has not answered --help for {} s. It is waited for {waits} s more, and then its flags are checked by type \
+             and value only. A script has to pass its arguments on to the engine (\"$@\")",
             HELP_NOTICE.as_secs()
         );
     };
     let output = noticed(command.output(), HELP_NOTICE, notice);
     let output = timeout(HELP_TIMEOUT, output).await.ok()?.ok()?;
-    let known = parse(&String::from_utf8_lossy(&output.stdout));
-    let understood = output.status.success() && known.len() >= FLAGS_MIN;
+    let mut known = parse(&String::from_utf8_lossy(&output.stdout));
+    // Triton prints its help to stderr, and reports a failure.
+    let is_lenient = words.last().is_some_and(|word| word == HELP);
+    if is_lenient {
+        known.extend(parse(&String::from_utf8_lossy(&output.stderr)));
+    }
+    let understood = (output.status.success() || is_lenient) && known.len() >= FLAGS_MIN;
     if !understood {
-        tracing::info!(program = %program.display(), flags = known.len(), "cannot read the program's flags from --help=all; flags are checked by type and value only");
+        tracing::info!(program = %program.display(), flags = known.len(), "cannot read the program's flags from --help; flags are checked by type and value only");
     }
     understood.then_some(known)
 }
@@ -173,13 +188,16 @@ fn parse(help: &str) -> InstalledFlags {
     for line in help.lines() {
         let head = line.trim_start();
         let indent = line.len() - head.len();
-        if !(1..=8).contains(&indent) || !head.starts_with('-') {
+        if indent > 8 || !head.starts_with('-') {
             continue;
         }
-        // Two spaces separate the names from the description.
-        let names = head.split("  ").next().unwrap_or(head);
+        // Two spaces separate the long names from the description; llama.cpp also has them after
+        // the short name.
+        let long = head.find("--").unwrap_or(0);
+        let end = head[long..].find("  ").map_or(head.len(), |end| long + end);
+        let names = &head[..end];
         let words = names.split([' ', ',', '=']).filter_map(|word| word.strip_prefix("--"));
-        for name in words.filter(|name| !name.is_empty()) {
+        for name in words.filter(|name| name.starts_with(|c: char| c.is_ascii_alphanumeric())) {
             known.insert(name.replace('_', "-"), choices(names, name));
         }
     }
@@ -218,6 +236,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn names_are_read_from_the_help_of_other_engines() {
+        let help = "----- common params -----\n\n-t,    --threads N                      number of --cpu threads\n\
+                    -n,    --predict, --n-predict N         tokens\n                                        --not-one\n\
+                    --perf, --no-perf                       timings\n  --id <string>\n\tIdentifier\n";
+        let names = ["id", "n-predict", "no-perf", "perf", "predict", "threads"];
+        assert_eq!(parse(help).into_keys().collect::<Vec<_>>(), names);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_program_that_is_silent_is_named_once_and_waited_for() {
         for (seconds, named) in [(19, 0), (21, 1), (200, 1)] {
@@ -246,11 +273,15 @@ mod tests {
         let times = || fs::read_to_string(&calls).unwrap().len();
         let state = folder.path().join("state");
         let (flags, others) = (InstalledFlagsCache::new(&state), InstalledFlagsCache::new(&state));
-        for known in [flags.read(&launch).await, flags.read(&launch).await, others.read(&launch).await] {
+        for known in [
+            flags.read(EngineKind::Vllm, &launch).await,
+            flags.read(EngineKind::Vllm, &launch).await,
+            others.read(EngineKind::Vllm, &launch).await,
+        ] {
             assert_eq!((known.map(|known| known.len()), times()), (Some(FLAGS_MIN), 1));
         }
         fs::rename(packages.join("vllm-0.32.0.dist-info"), packages.join("vllm-0.33.0.dist-info")).unwrap();
-        flags.read(&launch).await.unwrap();
+        flags.read(EngineKind::Vllm, &launch).await.unwrap();
         assert_eq!(times(), 2);
     }
 }

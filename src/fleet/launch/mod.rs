@@ -4,6 +4,7 @@
 //! stopped. So the flags of the program are read once ([`InstalledFlagsCache`]), and names, types,
 //! values, contradictions and files are checked before a stop.
 
+mod by_table;
 mod checks;
 mod config_file;
 mod effective;

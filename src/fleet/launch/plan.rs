@@ -17,30 +17,40 @@ use std::path::PathBuf;
 use super::effective::EffectiveFlags;
 use super::installed_flags::InstalledFlags;
 use super::program::program_of;
-use super::{checks, settings_rules};
+use super::{by_table, checks, settings_rules};
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
 use sluice_config::{ArgValue, Launch};
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::write;
 
 /// The flag for the order of requests, and the value for priorities.
 const SCHEDULING_POLICY: &str = "scheduling-policy";
 const PRIORITY: &str = "priority";
 
-/// The effective `--max-lora-rank`.
-pub(crate) fn max_adapter_rank(launch: &Launch, settings: &EngineSettings) -> AdapterRank {
+/// The effective `--max-lora-rank`; unknown for an engine that is not vLLM.
+pub(crate) fn max_adapter_rank(engine: EngineKind, launch: &Launch, settings: &EngineSettings) -> AdapterRank {
+    if engine.rules().flags.is_some() {
+        return AdapterRank::Unknown;
+    }
     EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args).adapter_rank()
 }
 
-/// The effective `--max-num-seqs` of all data parallel ranks.
-pub(crate) fn sequences(launch: &Launch, settings: &EngineSettings) -> Option<i64> {
+/// The effective `--max-num-seqs` of all data parallel ranks, or the flag of the kind.
+pub(crate) fn sequences(engine: EngineKind, launch: &Launch, settings: &EngineSettings) -> Option<i64> {
+    if let Some(table) = engine.rules().flags {
+        return by_table::sequences(table, launch, settings);
+    }
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     let ranks = flags.int("data-parallel-size").unwrap_or(1).max(1);
     Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
 }
 
 /// Whether the engine schedules by priority; vLLM's default is fcfs. For another program the words
-/// of the command count.
-pub(crate) fn schedules_by_priority(launch: &Launch, settings: &EngineSettings) -> bool {
+/// of the command count. Other engines do not serve lower numbers first by default, as vLLM does.
+pub(crate) fn schedules_by_priority(engine: EngineKind, launch: &Launch, settings: &EngineSettings) -> bool {
+    if engine.rules().flags.is_some() {
+        return false;
+    }
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     match flags.text(SCHEDULING_POLICY) {
         Some(policy) => policy == PRIORITY,
@@ -57,9 +67,12 @@ pub(crate) fn schedules_by_priority(launch: &Launch, settings: &EngineSettings) 
 ///
 /// # Errors
 /// All errors in the settings.
-pub fn check_values(settings: &EngineSettings) -> Result<(), EngineFailure> {
-    let mut wrong = Vec::new();
-    let args = settings_rules::flags(settings.with(&BTreeMap::new()).args, None, &mut Vec::new(), &mut wrong);
+pub fn check_values(engine: EngineKind, settings: &EngineSettings) -> Result<(), EngineFailure> {
+    let (args, mut wrong) = (settings.with(&BTreeMap::new()).args, Vec::new());
+    if let Some(table) = engine.rules().flags {
+        return EngineFailure::joined(by_table::values(engine, table, &args)).map_or(Ok(()), Err);
+    }
+    let args = settings_rules::flags(args, None, &mut Vec::new(), &mut wrong);
     wrong.extend(checks::values(&EffectiveFlags::new(&[], &args)).err());
     EngineFailure::joined(wrong).map_or(Ok(()), Err)
 }
@@ -81,12 +94,20 @@ impl LaunchPlan {
     /// # Errors
     /// All errors, by the keys of the configuration.
     pub(crate) fn new(
+        engine: EngineKind,
         launch: &Launch,
         settings: &EngineSettings,
         known: Option<&InstalledFlags>,
     ) -> Result<Self, EngineFailure> {
+        let planned = match engine.rules().flags {
+            Some(table) => {
+                let argv = by_table::argv(engine, table, (launch, settings), known);
+                argv.map(|argv| Self { argv, env: environment(launch), notices: Vec::new() })
+            }
+            None => Self::with_secrets(launch, settings, known),
+        };
         // The error quotes refused values.
-        Self::with_secrets(launch, settings, known).map_err(|failure| failure.redacted(&Redactor::of_launch(launch)))
+        planned.map_err(|failure| failure.redacted(&Redactor::of_launch(launch)))
     }
 
     fn with_secrets(
@@ -119,11 +140,19 @@ impl LaunchPlan {
         if flags.text("port").is_none() {
             argv.extend(["--port".to_owned(), launch.port.to_string()]);
         }
-        Ok(Self { argv, env: environment(launch, &flags), notices })
+        Ok(Self { argv, env: environment_of_vllm(launch, &flags), notices })
     }
 }
 
-fn environment(launch: &Launch, flags: &EffectiveFlags) -> BTreeMap<String, String> {
+fn environment_of_vllm(launch: &Launch, flags: &EffectiveFlags) -> BTreeMap<String, String> {
+    let mut env = environment(launch);
+    if flags.loads_adapters() {
+        env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
+    }
+    env
+}
+
+fn environment(launch: &Launch) -> BTreeMap<String, String> {
     let mut env: BTreeMap<String, String> =
         launch.env.iter().map(|(name, value)| (name.clone(), value.expose().to_owned())).collect();
     if let Some(root) = env.get_mut("VLLM_CACHE_ROOT")
@@ -136,9 +165,6 @@ fn environment(launch: &Launch, flags: &EffectiveFlags) -> BTreeMap<String, Stri
         let list: Vec<String> = launch.gpu.iter().map(u16::to_string).collect();
         env.entry("CUDA_VISIBLE_DEVICES".to_owned()).or_insert_with(|| list.join(","));
         env.entry("CUDA_DEVICE_ORDER".to_owned()).or_insert_with(|| "PCI_BUS_ID".to_owned());
-    }
-    if flags.loads_adapters() {
-        env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
     }
     env
 }

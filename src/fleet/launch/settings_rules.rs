@@ -103,7 +103,7 @@ fn unknown(name: &str, value: &ArgValue, known: &InstalledFlags) -> Result<Notic
         ));
     }
     let replaced = REPLACED.iter().find(|(old, _)| *old == name);
-    let cause = match (replaced, closest(name, known)) {
+    let cause = match (replaced, closest(name, known.keys().map(String::as_str))) {
         (Some((_, new)), _) => format!("--{name} was replaced by {new}"),
         (None, Some(close)) => format!("this version of vLLM has no flag --{name}; did you mean {close}?"),
         (None, None) => format!("this version of vLLM has no flag --{name}"),
@@ -178,8 +178,8 @@ fn check_choice(name: &str, value: &ArgValue, known: Option<&InstalledFlags>) ->
 }
 
 /// The known name with the smallest edit distance, at most a third of the length of the name.
-fn closest<'a>(name: &str, known: &'a InstalledFlags) -> Option<&'a str> {
-    let scored = known.keys().map(|other| (distance(name, other), other.as_str()));
+pub(super) fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = known.map(|other| (distance(name, other), other));
     let (changes, other) = scored.min()?;
     (changes * 3 <= name.len()).then_some(other)
 }

@@ -11,6 +11,7 @@ use super::installed_flags::InstalledFlags;
 use super::*;
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings};
 use sluice_config::Launch;
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::failure::{FailureClass, Retryable};
 
 fn launch(command: &[&str]) -> Launch {
@@ -37,7 +38,7 @@ fn known() -> InstalledFlags {
 }
 
 fn plan(json: &str) -> Result<LaunchPlan, EngineFailure> {
-    LaunchPlan::new(&launch(&["sh", "serve", "org/model"]), &settings(json), Some(&known()))
+    LaunchPlan::new(EngineKind::Vllm, &launch(&["sh", "serve", "org/model"]), &settings(json), Some(&known()))
 }
 
 #[track_caller]
@@ -64,7 +65,7 @@ fn a_json_key_keeps_its_name_and_a_config_file_is_two_words() {
     let json = r#"{"compilation_config.cudagraph_mode": "FULL", "compilation-config.use_inductor": false,
                    "speculative_config.num_speculative_tokens": 3, "compilation-config.compile_sizes": ["1", "a"],
                    "config": "x.yaml"}"#;
-    let plan = LaunchPlan::new(&launch(&["sh", "serve", "m"]), &settings(json), None).unwrap();
+    let plan = LaunchPlan::new(EngineKind::Vllm, &launch(&["sh", "serve", "m"]), &settings(json), None).unwrap();
     let wanted = [
         "serve",
         "m",
@@ -80,7 +81,7 @@ fn a_json_key_keeps_its_name_and_a_config_file_is_two_words() {
     let mut known = known();
     known.insert("compilation-config".to_owned(), Vec::new());
     let off = settings(r#"{"compilation-config.use_inductor": false}"#);
-    assert!(LaunchPlan::new(&launch(&["sh", "serve", "m"]), &off, Some(&known)).is_ok());
+    assert!(LaunchPlan::new(EngineKind::Vllm, &launch(&["sh", "serve", "m"]), &off, Some(&known)).is_ok());
 }
 
 #[test]
@@ -88,7 +89,7 @@ fn devices_and_the_cache_reach_the_environment() {
     let mut launch = launch(&["sh", "serve", "m"]);
     launch.gpu = vec![2, 3];
     launch.env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), "cache/vllm".to_owned().into())]);
-    let plan = LaunchPlan::new(&launch, &EngineSettings::default(), None).unwrap();
+    let plan = LaunchPlan::new(EngineKind::Vllm, &launch, &EngineSettings::default(), None).unwrap();
     assert_eq!(
         (plan.env["CUDA_VISIBLE_DEVICES"].as_str(), plan.env["CUDA_DEVICE_ORDER"].as_str()),
         ("2,3", "PCI_BUS_ID")
@@ -97,7 +98,7 @@ fn devices_and_the_cache_reach_the_environment() {
     assert!(root.is_absolute() && root.ends_with("cache/vllm"), "{}", root.display());
     launch.env.insert("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned().into());
     assert_eq!(
-        LaunchPlan::new(&launch, &EngineSettings::default(), None).unwrap().env["CUDA_VISIBLE_DEVICES"],
+        LaunchPlan::new(EngineKind::Vllm, &launch, &EngineSettings::default(), None).unwrap().env["CUDA_VISIBLE_DEVICES"],
         "GPU-1"
     );
 }
@@ -117,14 +118,21 @@ fn unknown_flags_are_refused_and_obsolete_ones_dropped() {
 #[test]
 fn an_unknown_flag_in_the_command_is_refused_too() {
     let command = ["sh", "serve", "m", "--max-num-seqs", "4", "--disable-log-requests"];
-    let failure = LaunchPlan::new(&launch(&command), &EngineSettings::default(), Some(&known())).unwrap_err();
+    let failure =
+        LaunchPlan::new(EngineKind::Vllm, &launch(&command), &EngineSettings::default(), Some(&known())).unwrap_err();
     assert_eq!(failure.class, FailureClass::UnknownFlag);
     assert!(failure.to_string().contains("no flag --disable-log-requests, which launch.command"), "{failure}");
 }
 
 #[test]
 fn settings_are_passed_unchecked_where_the_flags_are_unknown() {
-    let plan = LaunchPlan::new(&launch(&["sh", "serve", "m"]), &settings(r#"{"new-flag-of-2027": 1}"#), None).unwrap();
+    let plan = LaunchPlan::new(
+        EngineKind::Vllm,
+        &launch(&["sh", "serve", "m"]),
+        &settings(r#"{"new-flag-of-2027": 1}"#),
+        None,
+    )
+    .unwrap();
     assert!(plan.argv.contains(&"--new-flag-of-2027=1".to_owned()));
 }
 
@@ -148,7 +156,8 @@ fn wrong_values_are_refused_with_the_name_of_the_flag() {
 #[test]
 fn settings_are_checked_against_the_flags_of_the_command() {
     let command = launch(&["sh", "serve", "m", "--max-num-batched-tokens", "64"]);
-    let failure = LaunchPlan::new(&command, &settings(r#"{"max-num-seqs": 128}"#), Some(&known())).unwrap_err();
+    let failure =
+        LaunchPlan::new(EngineKind::Vllm, &command, &settings(r#"{"max-num-seqs": 128}"#), Some(&known())).unwrap_err();
     assert!(failure.to_string().contains("max_num_batched_tokens (64)"), "{failure}");
 }
 
@@ -156,12 +165,14 @@ fn settings_are_checked_against_the_flags_of_the_command() {
 fn more_devices_than_are_listed_are_refused() {
     let mut launch = launch(&["sh", "serve", "m"]);
     launch.gpu = vec![0];
-    let failure = LaunchPlan::new(&launch, &settings(r#"{"tensor-parallel-size": 2}"#), Some(&known())).unwrap_err();
+    let failure =
+        LaunchPlan::new(EngineKind::Vllm, &launch, &settings(r#"{"tensor-parallel-size": 2}"#), Some(&known()))
+            .unwrap_err();
     assert!(failure.to_string().contains("needs 2 devices, gpu lists 1"), "{failure}");
     launch.gpu = vec![0, 1];
     let mut of = |words: &[&str], json: &str| {
         launch.command = ["sh", "serve", "m"].iter().chain(words).map(|word| (*word).to_owned()).collect();
-        LaunchPlan::new(&launch, &settings(json), None)
+        LaunchPlan::new(EngineKind::Vllm, &launch, &settings(json), None)
     };
     assert!(of(&["-tp", "4"], "{}").unwrap_err().to_string().contains("tensor-parallel-size 4 needs 4 devices"));
     let data = r#"{"data-parallel-size": 2, "tensor-parallel-size": 2}"#;
@@ -179,15 +190,16 @@ fn more_devices_than_are_listed_are_refused() {
 
 #[test]
 fn a_missing_model_folder_is_refused() {
-    let at =
-        |model: &str| LaunchPlan::new(&launch(&["sh", "serve", model]), &EngineSettings::default(), Some(&known()));
+    let at = |model: &str| {
+        LaunchPlan::new(EngineKind::Vllm, &launch(&["sh", "serve", model]), &EngineSettings::default(), Some(&known()))
+    };
     let failure = at("/nonexistent/model").unwrap_err();
     assert_eq!((failure.class, failure.retry()), (FailureClass::ModelNotFound, Retryable::Never));
     let folder = tempfile::tempdir().unwrap();
     assert!(at(folder.path().to_str().unwrap()).unwrap_err().to_string().contains("no config.json"));
     let described = settings(r#"{"hf-config-path": "org/m"}"#);
     let weights = launch(&["sh", "serve", folder.path().to_str().unwrap()]);
-    assert!(LaunchPlan::new(&weights, &described, None).is_ok());
+    assert!(LaunchPlan::new(EngineKind::Vllm, &weights, &described, None).is_ok());
     fs::write(folder.path().join("config.json"), "{}").unwrap();
     assert!(at(folder.path().to_str().unwrap()).is_ok());
     assert!(at("org/model-on-a-hub").is_ok());
@@ -216,7 +228,7 @@ fn an_adapter_of_a_larger_rank_is_refused_with_the_rank_that_fits() {
 
 #[test]
 fn the_adapter_rank_is_found_wherever_it_is_set() {
-    let rank = |command: &[&str], json: &str| max_adapter_rank(&launch(command), &settings(json));
+    let rank = |command: &[&str], json: &str| max_adapter_rank(EngineKind::Vllm, &launch(command), &settings(json));
     let bare = &["sh", "serve", "m"];
     let none = |rank: AdapterRank| match rank {
         AdapterRank::None(why) => why,
@@ -240,7 +252,9 @@ fn the_adapter_rank_is_found_wherever_it_is_set() {
 #[test]
 fn adapters_are_loaded_at_run_time_only_where_vllm_starts_with_it() {
     let env = |json: &str| {
-        LaunchPlan::new(&launch(&["sh", "serve", "m", "--enable-lora"]), &settings(json), None).unwrap().env
+        LaunchPlan::new(EngineKind::Vllm, &launch(&["sh", "serve", "m", "--enable-lora"]), &settings(json), None)
+            .unwrap()
+            .env
     };
     assert!(env("{}").contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
     assert!(!env(r#"{"data-parallel-size": 2}"#).contains_key("VLLM_ALLOW_RUNTIME_LORA_UPDATING"));
@@ -255,7 +269,7 @@ fn a_config_file_counts_where_it_can_be_read() {
     fs::write(folder.path().join("adapter_config.json"), r#"{"r": 16}"#).unwrap();
     let path = folder.path().display().to_string();
     let command = launch(&["sh", "serve", "m", "--config", &file.display().to_string()]);
-    let of = |command: &Launch, json: &str| LaunchPlan::new(command, &settings(json), None);
+    let of = |command: &Launch, json: &str| LaunchPlan::new(EngineKind::Vllm, command, &settings(json), None);
     let module = format!(r#"{{"lora-modules": ["ad={path}"]}}"#);
     assert_eq!(of(&command, &module).unwrap_err().class, FailureClass::LoraRank);
     assert_eq!(of(&command, r#"{"max-num-batched-tokens": 64}"#).unwrap_err().class, FailureClass::BadArguments);
@@ -267,7 +281,7 @@ fn a_config_file_counts_where_it_can_be_read() {
 
 #[test]
 fn ignored_settings_and_unreachable_servers_are_refused() {
-    let of = |command: &[&str], json: &str| LaunchPlan::new(&launch(command), &settings(json), None);
+    let of = |command: &[&str], json: &str| LaunchPlan::new(EngineKind::Vllm, &launch(command), &settings(json), None);
     let twice = of(&["sh", "serve", "m"], r#"{"model": "other"}"#).unwrap_err().to_string();
     assert!(twice.contains("names m already"), "{twice}");
     assert!(of(&["sh", "-m", "vllm.entrypoints.openai.api_server", "--model", "a"], r#"{"model": "b"}"#).is_ok());
@@ -286,16 +300,17 @@ fn ignored_settings_and_unreachable_servers_are_refused() {
 #[test]
 fn the_flags_of_a_script_are_unknown() {
     let script = launch(&["sh", "start.sh", "m"]);
-    assert_eq!(max_adapter_rank(&script, &settings("{}")), AdapterRank::Unknown);
+    assert_eq!(max_adapter_rank(EngineKind::Vllm, &script, &settings("{}")), AdapterRank::Unknown);
     assert_eq!(
-        max_adapter_rank(&script, &settings(r#"{"enable-lora": true, "max-lora-rank": 8}"#)),
+        max_adapter_rank(EngineKind::Vllm, &script, &settings(r#"{"enable-lora": true, "max-lora-rank": 8}"#)),
         AdapterRank::UpTo(8)
     );
 }
 
 #[test]
 fn engines_that_schedule_by_priority_are_known_by_their_flags_wherever_they_are_set() {
-    let by_priority = |command: &[&str], json: &str| schedules_by_priority(&launch(command), &settings(json));
+    let by_priority =
+        |command: &[&str], json: &str| schedules_by_priority(EngineKind::Vllm, &launch(command), &settings(json));
     assert!(!by_priority(&["vllm", "serve", "m"], "{}"), "vLLM's default is fcfs");
     assert!(by_priority(&["vllm", "serve", "m", "--scheduling-policy", "priority"], "{}"));
     assert!(by_priority(&["vllm", "serve", "m", "--scheduling_policy=priority"], "{}"));
@@ -309,7 +324,7 @@ fn engines_that_schedule_by_priority_are_known_by_their_flags_wherever_they_are_
 #[test]
 fn the_sequences_of_an_engine_are_found_wherever_they_are_set() {
     let command = launch(&["sh", "serve", "m", "--max-num-seqs", "64", "-dp", "2"]);
-    assert_eq!(sequences(&command, &settings("{}")), Some(128));
-    assert_eq!(sequences(&command, &settings(r#"{"max-num-seqs": 32}"#)), Some(64));
-    assert_eq!(sequences(&launch(&["sh", "serve", "m"]), &settings("{}")), None);
+    assert_eq!(sequences(EngineKind::Vllm, &command, &settings("{}")), Some(128));
+    assert_eq!(sequences(EngineKind::Vllm, &command, &settings(r#"{"max-num-seqs": 32}"#)), Some(64));
+    assert_eq!(sequences(EngineKind::Vllm, &launch(&["sh", "serve", "m"]), &settings("{}")), None);
 }

@@ -186,6 +186,40 @@ impl WaitError {
     }
 }
 
+/// Resolves when the client leaves and the engine would end the request; the work of an engine that
+/// would go on keeps its lease until the engine answers.
+pub(super) async fn left<D: Downstream>(down: &mut D, lease: &Lease) {
+    match lease.address().engine.rules().aborts {
+        true => down.gone().await,
+        false => std::future::pending().await,
+    }
+}
+
+/// Waits for the head of a response, as [`guarded`] does, with [`left`] for a client that leaves.
+/// The work of an engine that goes on has ended with the head.
+pub(super) async fn guarded_work<T, D: Downstream>(
+    wanted: Pin<&mut impl Future<Output = Result<T, WaitError>>>,
+    down: &mut D,
+    lease: &Lease,
+    deadline: Instant,
+) -> Result<T, WaitError> {
+    let result = tokio::select! {
+        biased;
+        result = wanted => result,
+        () = left(down, lease) => Err(WaitError::ClientGone),
+        () = lease.abort_token().cancelled() => Err(WaitError::Hung),
+        () = sleep_until(deadline) => Err(WaitError::TimedOut(Stage::FirstByte)),
+    };
+    if lease.address().engine.rules().aborts || matches!(result, Err(WaitError::TimedOut(_))) {
+        return result;
+    }
+    tokio::select! {
+        biased;
+        () = down.gone() => Err(WaitError::ClientGone),
+        () = std::future::ready(()) => result,
+    }
+}
+
 /// Waits for `wanted` until the client leaves, the backend is found hung (or the gateway aborts all
 /// requests), or the stage's deadline passes.
 pub(super) async fn guarded<T, D: Downstream>(

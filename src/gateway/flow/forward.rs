@@ -33,7 +33,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError};
-use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded};
+use super::attempt::{AttemptResult, FailedAttempt, ResponseStart, WaitError, guarded, guarded_work};
 use super::continuation::{ContinuationLimits, Seam};
 use super::copies::{CopyQueue, PendingCopies};
 use super::elsewhere::{Credentials, Elsewhere, EngineAnswer};
@@ -385,12 +385,12 @@ impl<'a, U: Upstream> Attempts<'a, U> {
     ) -> Result<Box<ResponseHead>, WaitError> {
         let prefilled = sent + lease.prefill_time();
         if !self.prepared.stream && prefilled < deadline {
-            match guarded(pin!(head_of(exchange)), down, lease, (prefilled, Stage::FirstByte)).await {
+            match guarded_work(pin!(head_of(exchange)), down, lease, prefilled).await {
                 Err(WaitError::TimedOut(_)) => lease.first_token(),
                 other => return other,
             }
         }
-        guarded(pin!(head_of(exchange)), down, lease, (deadline, Stage::FirstByte)).await
+        guarded_work(pin!(head_of(exchange)), down, lease, deadline).await
     }
 
     /// Ends a request that no other backend can take: passes on the last backend's response, or

@@ -49,9 +49,13 @@ fn flags(minute: &Minute<'_>, found: &mut Vec<Finding>) {
 fn started(pool: &PoolFacts) -> Option<String> {
     let mut known = pool.backends.iter().filter(|backend| !backend.flags.is_empty());
     let first = known.next()?;
-    let other = known.find(|other| other.flags != first.flags)?;
+    // Engines on one host have ports of their own.
+    let is_port = |flag: &str| flag.split('=').next().is_some_and(|name| name == "port" || name.ends_with("-port"));
+    let lacks = |flag: &String, other: &BackendFacts| !is_port(flag) && !other.flags.contains(flag);
+    let differ = |one: &BackendFacts, other: &BackendFacts| one.flags.iter().any(|flag| lacks(flag, other));
+    let other = known.find(|other| differ(first, other) || differ(other, first))?;
     let only = |own: &BackendFacts, other: &BackendFacts| {
-        let own: Vec<&str> = own.flags.iter().filter(|flag| !other.flags.contains(flag)).map(String::as_str).collect();
+        let own: Vec<&str> = own.flags.iter().filter(|flag| lacks(flag, other)).map(String::as_str).collect();
         if own.is_empty() { "nothing else".to_owned() } else { own.join(" ") }
     };
     Some(format!("{} has {}; {} has {}", first.name, only(first, other), other.name, only(other, first)))

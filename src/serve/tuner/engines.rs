@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::TunerService;
 use sluice_config::{ArgValue, Backend};
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::table::setting;
 use sluice_fleet::driver::EngineSettings;
 use sluice_fleet::{EngineView, RestartError, RestartRequest};
@@ -130,7 +131,10 @@ impl Deployment for Live {
 impl TunerService {
     /// The given values of an engine's flags, and known defaults.
     fn flags_of(&self, engine: &EngineView, backend: &Backend) -> Flags {
-        let given = given(&engine.settings);
+        let given = given(backend.engine, &engine.settings);
+        if backend.engine.rules().flags.is_some() {
+            return given;
+        }
         let mut flags = self.setup(backend, &given).map(|setup| setup.flags()).unwrap_or_default();
         // vLLM's defaults on every machine.
         flags.entry(EngineFlag::LongPrefillTokenThreshold).or_insert(0.0);
@@ -141,6 +145,8 @@ impl TunerService {
 
     /// The engine of a backend, if the configuration describes it for a simulation.
     fn setup(&self, backend: &Backend, given: &Flags) -> Option<EngineSetup> {
+        // The simulator has the speed of vLLM.
+        backend.engine.rules().flags.is_none().then_some(())?;
         let config = self.core.config.load();
         let simulation = &config.tuner.simulation;
         let (gpu, model) = (simulation.gpu.as_deref()?, simulation.model.as_deref()?);
@@ -153,7 +159,10 @@ impl TunerService {
 
     /// Restarts an engine with another value of a flag, and waits for the end.
     async fn restart_for_tuner(&self, engine: &str, (flag, value): (EngineFlag, f64), hold: bool) -> Restarted {
-        let set = BTreeMap::from([(flag.name().to_owned(), flag.written(value))]);
+        let Some(name) = self.kind_of(engine).and_then(|kind| name_in(kind, flag)) else {
+            return Restarted::Blocked(format!("its kind of engine has no flag for {}", flag.name()));
+        };
+        let set = BTreeMap::from([(name.to_owned(), flag.written(value))]);
         let started =
             match self.core.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await {
                 Ok(started) => started.change,
@@ -176,13 +185,22 @@ impl TunerService {
         }
     }
 
+    /// The kind of the engine `POOL/BACKEND`.
+    fn kind_of(&self, engine: &str) -> Option<EngineKind> {
+        let (pool, backend) = engine.split_once('/')?;
+        let config = self.core.config.load();
+        let pool = config.pools.iter().find(|own| own.name == pool)?;
+        pool.backends.iter().find(|own| own.name == backend).map(|own| own.engine)
+    }
+
     /// `None` unless the configuration describes all engines.
     fn lab(&self) -> Option<Lab> {
         let (config, views) = (self.core.config.load_full(), self.core.fleet.views());
         let mut engines: Vec<EngineSetup> = Vec::new();
         for (pool, backend) in config.pools.iter().flat_map(|pool| pool.backends.iter().map(move |own| (pool, own))) {
             let name = format!("{}/{}", pool.name, backend.name);
-            let given = views.iter().find(|view| view.backend == name).map(|view| given(&view.settings));
+            let given = views.iter().find(|view| view.backend == name);
+            let given = given.map(|view| self::given(backend.engine, &view.settings));
             if !engines.iter().any(|engine| engine.backend == backend.name) {
                 engines.push(self.setup(backend, &given.unwrap_or_default())?);
             }
@@ -191,12 +209,25 @@ impl TunerService {
     }
 }
 
+/// The name that engines of a kind have for a flag of vLLM; `None`: they have none.
+fn name_in(kind: EngineKind, flag: EngineFlag) -> Option<&'static str> {
+    let Some(table) = kind.rules().flags else { return Some(flag.name()) };
+    table.tuned.iter().find(|(vllm, _)| *vllm == flag.name()).map(|(_, own)| *own)
+}
+
 /// Flags in an engine's settings, which are `name=value` words.
-fn given(settings: &str) -> Flags {
+fn given(kind: EngineKind, settings: &str) -> Flags {
     let flag = |word: &str| {
         let (name, value) = word.split_once('=')?;
-        let flag = EngineFlag::named(&setting(name).0)?;
-        Some((flag, ArgValue::read(flag.name(), value).number_of(flag.name())?))
+        let Some(table) = kind.rules().flags else {
+            let flag = EngineFlag::named(&setting(name).0)?;
+            return Some((flag, ArgValue::read(flag.name(), value).number_of(flag.name())?));
+        };
+        let full = table.full_name(name)?;
+        let (vllm, _) = table.tuned.iter().find(|(_, own)| *own == full)?;
+        // SGLang writes -1 for a chunk without limit.
+        let value = ArgValue::read(full, value).number().filter(|value| *value > 0.0)?;
+        Some((EngineFlag::named(vllm)?, value))
     };
     settings.split_whitespace().filter_map(flag).collect()
 }
@@ -209,11 +240,23 @@ mod tests {
     #[test]
     fn flags_are_read_from_the_settings_of_an_engine() {
         let found = given(
+            EngineKind::Vllm,
             "max-num-seqs=16 served-model-name=[\"a\",\"b\"] gpu_memory_utilization=0.5 max-num-batched-tokens=x",
         );
         assert_eq!(found, Flags::from([(EngineFlag::MaxNumSeqs, 16.0), (EngineFlag::GpuMemoryUtilization, 0.5)]));
-        let found = given("max-num-seqs=nan gpu-memory-utilization=inf max_num_batched_tokens=8k");
+        let found = given(EngineKind::Vllm, "max-num-seqs=nan gpu-memory-utilization=inf max_num_batched_tokens=8k");
         assert_eq!(found, Flags::from([(EngineFlag::MaxNumBatchedTokens, 8_000.0)]));
+        let found = given(EngineKind::Sglang, "max_running_requests=32 chunked-prefill-size=-1 max-num-seqs=4 tp=2");
+        assert_eq!(found, Flags::from([(EngineFlag::MaxNumSeqs, 32.0)]));
+        assert_eq!(given(EngineKind::LlamaCpp, "np=4"), Flags::from([(EngineFlag::MaxNumSeqs, 4.0)]));
+        assert_eq!(given(EngineKind::Serial, "max-num-seqs=4"), Flags::new());
+        for (kind, flag, name) in [
+            (EngineKind::Vllm, EngineFlag::PrefillScheduleInterval, Some("prefill-schedule-interval")),
+            (EngineKind::Sglang, EngineFlag::GpuMemoryUtilization, Some("mem-fraction-static")),
+            (EngineKind::LlamaCpp, EngineFlag::GpuMemoryUtilization, None),
+        ] {
+            assert_eq!(name_in(kind, flag), name);
+        }
     }
 
     #[test]

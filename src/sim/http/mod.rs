@@ -13,6 +13,7 @@ pub(crate) mod generate;
 pub(crate) mod models;
 mod reply;
 mod responses;
+mod sglang;
 pub(crate) mod routes;
 pub mod server;
 #[cfg(test)]

@@ -26,9 +26,10 @@ pub(crate) fn list(shared: &ServerState) -> String {
     let config = &shared.config;
     let (created, permission) = (unix_time(), Rng::new(config.seed).next_u64());
     let base = config.names.first();
+    let owner = if config.sglang.is_some() { "sglang" } else { "vllm" };
     let card = |id: &str, root: &str, parent: Option<&String>, longest: Option<u32>| {
         format!(
-            "{{\"id\":{},\"object\":\"model\",\"created\":{created},\"owned_by\":\"vllm\",\"root\":{},\"parent\":{},\
+            "{{\"id\":{},\"object\":\"model\",\"created\":{created},\"owned_by\":\"{owner}\",\"root\":{},\"parent\":{},\
              \"max_model_len\":{},\"permission\":[{{\"id\":\"modelperm-{permission:016x}\",\"object\":\"model_permission\",\
              \"created\":{created},\"allow_create_engine\":false,\"allow_sampling\":true,\"allow_logprobs\":true,\
              \"allow_search_indices\":false,\"allow_view\":true,\"allow_fine_tuning\":false,\"organization\":\"*\",\

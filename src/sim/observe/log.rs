@@ -2,7 +2,8 @@
 //! [file.py:1] text`.
 //!
 //! A server inside a test writes nothing. The parent writes the lines of the engine's process,
-//! under the child's pid. Line numbers are from 0.32.0. Write errors are ignored.
+//! under the child's pid. Line numbers are from 0.32.0. Write errors are ignored. As SGLang, the
+//! simulator writes the lines that SGLang has at the same points.
 
 use std::io::Write;
 
@@ -40,13 +41,18 @@ pub enum Log {
         engine: u32,
         /// Whether requests are logged as uvicorn does.
         access: bool,
+        /// Whether lines have the form and the texts of SGLang.
+        sglang: bool,
     },
 }
 
 impl Log {
     /// Writes a text with a prefix for each line. `source`: `file.py:line`.
     pub fn line(self, source_process: LogSource, level: Level, source: &str, text: &str) {
-        let Self::On { api, engine, .. } = self else { return };
+        let Self::On { api, engine, sglang, .. } = self else { return };
+        if sglang {
+            return in_words_of_sglang(source_process, level, text);
+        }
         let (name, pid) = match source_process {
             LogSource::ApiServer => ("APIServer", api),
             LogSource::EngineCore => ("EngineCore", engine),
@@ -79,12 +85,45 @@ impl Log {
         }
     }
 
+    /// The line with which SGLang says that it serves; vLLM has none.
+    pub fn ready(self) {
+        if matches!(self, Self::On { sglang: true, .. }) {
+            let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string();
+            write(&format!("[{now}] The server is fired up and ready to roll!\n"));
+        }
+    }
+
     /// A line of uvicorn itself, which goes to stderr.
     pub fn uvicorn(self, text: &str) {
         if self != Self::Off {
             let _ = writeln!(std::io::stderr(), "INFO:     {text}");
         }
     }
+}
+
+/// A text in a line of vLLM, and the beginning of the line that SGLang writes at that point.
+const SGLANG: &[(&str, &str)] = &[
+    ("non-default args: ", "server_args=ServerArgs("),
+    ("Initializing a V1 LLM engine", "Init torch distributed begin."),
+    ("Starting to load model", "Load weight begin. avail mem="),
+    ("Model loading took", "Load weight end. elapsed="),
+    ("GPU KV cache size: ", "KV Cache is allocated. #tokens: "),
+    ("Graph capturing finished", "Capture decode CUDA graph end. Time elapsed: "),
+    ("Capturing CUDA graphs", "Capture decode CUDA graph begin. "),
+    (
+        "No available memory for the cache blocks",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. ",
+    ),
+];
+
+/// A line of vLLM in the words of SGLang. Lines that SGLang does not have are left out, except
+/// errors.
+fn in_words_of_sglang(source_process: LogSource, level: Level, text: &str) {
+    let found = SGLANG.iter().find_map(|(vllm, own)| Some(format!("{own}{}", text.split_once(vllm)?.1)));
+    let Some(text) = found.or_else(|| (level == Level::Error).then(|| text.to_owned())) else { return };
+    let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string();
+    let rank = if source_process == LogSource::EngineCore { " TP0" } else { "" };
+    write(&format!("[{now}{rank}] {text}\n"));
 }
 
 fn write(text: &str) {

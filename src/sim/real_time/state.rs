@@ -30,6 +30,8 @@ pub(crate) struct ServerState {
     pub(crate) next_id: AtomicU64,
     pub(crate) load: AtomicU64,
     pub(crate) garbage: AtomicBool,
+    /// No step runs, because of a fault.
+    pub(crate) hung: AtomicBool,
     pub(crate) paused: AtomicBool,
     pub(crate) profiling: AtomicBool,
     /// New requests are refused, and the server waits for running ones.
@@ -62,6 +64,7 @@ impl ServerState {
             next_id: AtomicU64::new(1),
             load: AtomicU64::new(0),
             garbage: AtomicBool::new(false),
+            hung: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             profiling: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -99,12 +102,14 @@ impl ServerState {
         match fault {
             Fault::None => {
                 self.garbage.store(false, Ordering::Relaxed);
+                self.hung.store(false, Ordering::Relaxed);
                 self.reset_after.store(0, Ordering::Relaxed);
             }
             Fault::Garbage => self.garbage.store(true, Ordering::Relaxed),
             Fault::ResetMidstream(after) => self.reset_after.store(after.max(1), Ordering::Relaxed),
             Fault::Die => self.dead.cancel(),
-            Fault::Hang | Fault::Stall(_) | Fault::OutOfMemory(_) | Fault::SlowStart(_) => {}
+            Fault::Hang => self.hung.store(true, Ordering::Relaxed),
+            Fault::Stall(_) | Fault::OutOfMemory(_) | Fault::SlowStart(_) => {}
         }
         self.send(Command::Fault(fault));
     }

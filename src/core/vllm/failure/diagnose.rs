@@ -1,5 +1,8 @@
 //! Diagnoses the end of an engine from its log.
 //!
+//! [`LogRules`] has the texts of one kind of engine; this file has those of vLLM and of the
+//! libraries that other engines use, too.
+//!
 //! vLLM prints the root cause early, from another process than the one that ends last; the last
 //! line only says "see root cause above". So all kept lines are searched, in this order:
 //! 1. a line which shows that a process of the engine was killed, unless an error precedes it:
@@ -16,7 +19,7 @@ use super::advice::advice;
 use super::class::{FailureClass, Retryable};
 use super::fold::{self, FOLDED};
 use super::suggestion::FlagSuggestion;
-use crate::vllm::logs::{StartPhase, is_remark, message};
+use crate::vllm::logs::{FORM, LogForm, StartPhase};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,14 +64,70 @@ pub const CAUSE_MAX: usize = 600;
 impl Diagnosis {
     /// A diagnosis that does not need a log.
     pub fn plain(class: FailureClass, cause: Option<String>) -> Self {
+        LOG.plain(class, cause)
+    }
+}
+
+/// How the log of one kind of engine shows failures.
+#[derive(Debug)]
+pub struct LogRules {
+    /// The form of the lines.
+    pub form: LogForm,
+    /// A text, and the class of a line that contains it, before [`PATTERNS`]. The most specific
+    /// texts come first.
+    pub failures: &'static [(&'static str, FailureClass)],
+    /// Texts of lines that a healthy engine prints. An error before the last of these lines did not
+    /// end the engine.
+    pub healthy: &'static [&'static str],
+    /// Texts of lines that the engine prints when a signal ends it.
+    pub shutdown: &'static [&'static str],
+    /// Texts of lines which show that the engine failed, not only a request.
+    pub crashes: &'static [&'static str],
+    /// Advice in the words of the engine's flags, in place of the advice for vLLM.
+    pub advice: &'static [(FailureClass, &'static str)],
+}
+
+/// The rules of vLLM's log.
+pub const LOG: LogRules = LogRules {
+    form: FORM,
+    failures: &[],
+    // Lines that a healthy engine prints.
+    healthy: &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"],
+    // The API server (in 0.22 the engine core) prints them.
+    shutdown: &["API server: shutdown triggered", "Shutdown initiated (timeout="],
+    crashes: &["EngineDeadError", "EngineCore encountered", "died unexpectedly"],
+    advice: &[],
+};
+
+impl LogRules {
+    /// The patterns in the order in which they are searched.
+    fn patterns(&self) -> impl Iterator<Item = &'static (&'static str, FailureClass)> + Clone {
+        self.failures.iter().chain(PATTERNS)
+    }
+
+    /// A diagnosis that does not need a log.
+    pub fn plain(&self, class: FailureClass, cause: Option<String>) -> Diagnosis {
         let suggestion = cause.as_deref().and_then(|cause| FlagSuggestion::read(class, cause));
-        let advice = advice(class, suggestion.as_ref(), cause.as_deref());
-        Self { class, cause, advice, suggestion }
+        let advice = self.advice(class, suggestion.as_ref(), cause.as_deref());
+        Diagnosis { class, cause, advice, suggestion }
+    }
+
+    fn advice(&self, class: FailureClass, suggestion: Option<&FlagSuggestion>, cause: Option<&str>) -> String {
+        let own = self.advice.iter().find(|(of, _)| *of == class).map(|(_, advice)| (*advice).to_owned());
+        own.unwrap_or_else(|| advice(class, suggestion, cause))
+    }
+
+    fn message<'l>(&self, line: &'l str) -> &'l str {
+        (self.form.message)(line)
+    }
+
+    fn is_remark(&self, line: &str) -> bool {
+        (self.form.is_remark)(line)
     }
 }
 
 /// A text, and the class of a line that contains it. The most specific texts come first. Messages
-/// of vLLM 0.22 to 0.33, and two of 0.6.
+/// of vLLM 0.22 to 0.33, two of 0.6, and those of PyTorch, CUDA and the model hub.
 const PATTERNS: &[(&str, FailureClass)] = &[
     ("To serve at least one request with the model's max seq len", FailureClass::KvTooSmall),
     ("larger than the maximum number of tokens that can be stored in KV cache", FailureClass::KvTooSmall),
@@ -157,33 +216,35 @@ const CONSEQUENCES: &[&str] = &[
     "EOFError",
 ];
 
-/// Lines that the API server (in 0.22 the engine core) prints when a signal ends it.
-const SHUTDOWN: &[&str] = &["API server: shutdown triggered", "Shutdown initiated (timeout="];
-
-/// Lines that a healthy engine prints. An error before the last of these lines did not end the
-/// engine.
-const HEALTHY: &[&str] = &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"];
-
 /// Diagnoses an end from the last lines of the log (oldest first), the exit and the phase that the
 /// start had reached.
 ///
 /// `phase` is [`StartPhase::Serving`] for an engine that had been ready. Its log also contains
 /// errors of single requests, so lines after the last sign of health are searched first.
 pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhase) -> Diagnosis {
+    diagnose_by(&LOG, lines, exit, phase)
+}
+
+/// [`diagnose`] for an engine with these rules.
+pub fn diagnose_by<S: AsRef<str>>(rules: &LogRules, lines: &[S], exit: Option<Exit>, phase: StartPhase) -> Diagnosis {
     let lines = &fold::folded(lines)[..];
     let served = phase == StartPhase::Serving;
-    if served && let Some(line) = shutdown_line(lines) {
-        return Diagnosis::plain(FailureClass::Killed, Some(clipped(line)));
+    if served && let Some(line) = shutdown_line(rules, lines) {
+        return rules.plain(FailureClass::Killed, Some(clipped(line)));
     }
-    let from = if served { after_health(lines) } else { 0 };
+    let from = if served { after_health(rules, lines) } else { 0 };
     // A healthy line may follow the fatal error: the engine may still answer a request or a probe.
     // So if the log shows a crash, all lines are searched, from the last.
-    let killed = killed(lines, served).map(|line| (FailureClass::Killed, line));
-    let found = killed.or_else(|| most_specific(&lines[from..])).or_else(|| match served && crashed(lines) {
-        true => last_match(lines)
-            .or_else(|| exception_last(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line))),
-        false => None,
-    });
+    let killed = killed(rules, lines, served).map(|line| (FailureClass::Killed, line));
+    let found =
+        killed.or_else(|| most_specific(rules, &lines[from..])).or_else(|| match served && crashed(rules, lines) {
+            true => last_match(rules, lines).or_else(|| {
+                exception_last(rules, lines)
+                    .or_else(|| died(rules, lines))
+                    .map(|line| (FailureClass::EngineFailed, line))
+            }),
+            false => None,
+        });
     let class = match (&found, exit) {
         (Some((FailureClass::OutOfMemory, _)), _) => out_of_memory_in(phase),
         (Some((FailureClass::Network, _)), _) if is_offline(lines) => FailureClass::ModelNotFound,
@@ -208,14 +269,14 @@ pub fn diagnose<S: AsRef<str>>(lines: &[S], exit: Option<Exit>, phase: StartPhas
     let cause = found.map(|(_, line)| clipped(line)).or_else(|| match (class, exit) {
         // The last log line has nothing to do with a signal from outside.
         (FailureClass::Killed, Some(exit)) => Some(exit.to_string()),
-        _ => fallback_cause(lines),
+        _ => fallback_cause(rules, lines),
     });
-    Diagnosis { class, advice: advice(class, suggestion.as_ref(), cause.as_deref()), cause, suggestion }
+    Diagnosis { class, advice: rules.advice(class, suggestion.as_ref(), cause.as_deref()), cause, suggestion }
 }
 
 /// The index of the first line after the last sign of health.
-fn after_health<S: AsRef<str>>(lines: &[S]) -> usize {
-    let healthy = |line: &S| HEALTHY.iter().any(|mark| line.as_ref().contains(mark));
+fn after_health<S: AsRef<str>>(rules: &LogRules, lines: &[S]) -> usize {
+    let healthy = |line: &S| rules.healthy.iter().any(|mark| line.as_ref().contains(mark));
     lines.iter().rposition(healthy).map_or(0, |at| at + 1)
 }
 
@@ -224,10 +285,10 @@ fn is_offline<S: AsRef<str>>(lines: &[S]) -> bool {
 }
 
 /// The line which shows that a process of the engine got SIGKILL, unless an error precedes it.
-fn killed<S: AsRef<str>>(lines: &[S], served: bool) -> Option<&str> {
-    let at = lines.iter().rposition(|line| is_kill(message(line.as_ref())))?;
-    let before = &lines[if served { after_health(&lines[..at]) } else { 0 }..at];
-    (errors(before).is_none() && exception(before).is_none()).then(|| message(lines[at].as_ref()))
+fn killed<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S], served: bool) -> Option<&'l str> {
+    let at = lines.iter().rposition(|line| is_kill(rules.message(line.as_ref())))?;
+    let before = &lines[if served { after_health(rules, &lines[..at]) } else { 0 }..at];
+    (errors(rules, before).is_none() && exception(rules, before).is_none()).then(|| rules.message(lines[at].as_ref()))
 }
 
 /// Matches `Worker proc VllmWorker-1 died unexpectedly (exit code: -9)`,
@@ -240,41 +301,42 @@ fn is_kill(text: &str) -> bool {
 
 /// The line which shows that a signal ended a healthy server, if one did. Later errors are
 /// consequences of the signal.
-fn shutdown_line<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
-    let at = lines.iter().position(|line| SHUTDOWN.iter().any(|mark| line.as_ref().contains(mark)))?;
-    (!crashed(&lines[..at])).then(|| message(lines[at].as_ref()))
+fn shutdown_line<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<&'l str> {
+    let at = lines.iter().position(|line| rules.shutdown.iter().any(|mark| line.as_ref().contains(mark)))?;
+    (!crashed(rules, &lines[..at])).then(|| rules.message(lines[at].as_ref()))
 }
 
 /// The most specific line, with its class.
-fn most_specific<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
-    let unclassified = || exception(lines).or_else(|| died(lines)).map(|line| (FailureClass::EngineFailed, line));
-    errors(lines).or_else(unclassified).or_else(|| best_match(lines.iter().map(AsRef::as_ref)))
+fn most_specific<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<(FailureClass, &'l str)> {
+    let unclassified =
+        || exception(rules, lines).or_else(|| died(rules, lines)).map(|line| (FailureClass::EngineFailed, line));
+    errors(rules, lines).or_else(unclassified).or_else(|| best_match(rules, lines.iter().map(AsRef::as_ref)))
 }
 
 /// The most specific line at a level above warning.
-fn errors<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
-    best_match(lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)))
+fn errors<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<(FailureClass, &'l str)> {
+    best_match(rules, lines.iter().map(AsRef::as_ref).filter(|line| !rules.is_remark(line)))
 }
 
 /// The first line which shows that a process of the engine ended.
-fn died<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
-    lines.iter().map(|line| message(line.as_ref())).find(|text| text.contains("died unexpectedly"))
+fn died<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<&'l str> {
+    lines.iter().map(|line| rules.message(line.as_ref())).find(|text| text.contains("died unexpectedly"))
 }
 
 /// The most specific line that contains a known text, and its class. Of equally specific lines, the
 /// first.
-fn best_match<'l>(lines: impl Iterator<Item = &'l str> + Clone) -> Option<(FailureClass, &'l str)> {
-    PATTERNS.iter().find_map(|(mark, class)| {
-        let line = lines.clone().map(message).find(|text| reports(text, mark));
+fn best_match<'l>(rules: &LogRules, lines: impl Iterator<Item = &'l str> + Clone) -> Option<(FailureClass, &'l str)> {
+    rules.patterns().find_map(|(mark, class)| {
+        let line = lines.clone().map(|line| rules.message(line)).find(|text| reports(text, mark));
         line.map(|line| (*class, line))
     })
 }
 
 /// The last line that contains a known text, and the class of the text.
-fn last_match<S: AsRef<str>>(lines: &[S]) -> Option<(FailureClass, &str)> {
-    let errors = lines.iter().rev().map(AsRef::as_ref).filter(|line| !is_remark(line));
-    errors.map(message).find_map(|text| {
-        let (_, class) = PATTERNS.iter().find(|(mark, _)| reports(text, mark))?;
+fn last_match<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<(FailureClass, &'l str)> {
+    let errors = lines.iter().rev().map(AsRef::as_ref).filter(|line| !rules.is_remark(line));
+    errors.map(|line| rules.message(line)).find_map(|text| {
+        let (_, class) = rules.patterns().find(|(mark, _)| reports(text, mark))?;
         Some((*class, text))
     })
 }
@@ -286,27 +348,22 @@ fn reports(text: &str, mark: &str) -> bool {
     text.contains(mark) && !text.starts_with("    ") && !passing.iter().any(|words| text.contains(words))
 }
 
-fn exceptions<S: AsRef<str>>(lines: &[S]) -> impl DoubleEndedIterator<Item = &str> {
-    let texts = lines.iter().map(AsRef::as_ref).filter(|line| !is_remark(line)).map(message);
+fn exceptions<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> impl DoubleEndedIterator<Item = &'l str> {
+    let texts = lines.iter().map(AsRef::as_ref).filter(|line| !rules.is_remark(line)).map(|line| rules.message(line));
     texts.filter(|text| is_exception(text) && !CONSEQUENCES.iter().any(|mark| text.contains(mark)))
 }
 
-fn exception<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
-    exceptions(lines).next()
+fn exception<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<&'l str> {
+    exceptions(rules, lines).next()
 }
 
-fn exception_last<S: AsRef<str>>(lines: &[S]) -> Option<&str> {
-    exceptions(lines).next_back()
+fn exception_last<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<&'l str> {
+    exceptions(rules, lines).next_back()
 }
 
 /// Whether the log shows that the engine failed, not only a request.
-fn crashed<S: AsRef<str>>(lines: &[S]) -> bool {
-    lines.iter().any(|line| {
-        let line = line.as_ref();
-        line.contains("EngineDeadError")
-            || line.contains("EngineCore encountered")
-            || line.contains("died unexpectedly")
-    })
+fn crashed<S: AsRef<str>>(rules: &LogRules, lines: &[S]) -> bool {
+    lines.iter().any(|line| rules.crashes.iter().any(|mark| line.as_ref().contains(mark)))
 }
 
 /// Whether the text is the last line of a traceback: a dotted name that ends in Error, Exception or
@@ -341,8 +398,8 @@ fn clipped(line: &str) -> String {
 }
 
 /// The first exception of any kind, else the last line that is not empty.
-fn fallback_cause<S: AsRef<str>>(lines: &[S]) -> Option<String> {
-    let mut texts = lines.iter().map(|line| message(line.as_ref()));
+fn fallback_cause<S: AsRef<str>>(rules: &LogRules, lines: &[S]) -> Option<String> {
+    let mut texts = lines.iter().map(|line| rules.message(line.as_ref()));
     let passed_on = texts.clone().find(|text| is_exception(text));
     passed_on.or_else(|| texts.rfind(|text| !text.trim().is_empty())).map(clipped)
 }

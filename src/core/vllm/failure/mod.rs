@@ -10,7 +10,7 @@ mod fold;
 mod suggestion;
 
 pub use class::{FailureClass, Retryable};
-pub use diagnose::{CAUSE_MAX, CORE_DIED, Diagnosis, Exit, diagnose};
+pub use diagnose::{CAUSE_MAX, CORE_DIED, Diagnosis, Exit, LOG, LogRules, diagnose, diagnose_by};
 pub use suggestion::FlagSuggestion;
 
 #[cfg(test)]

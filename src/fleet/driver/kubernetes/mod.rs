@@ -31,6 +31,7 @@ use crate::driver::{
 };
 use crate::launch::check_values;
 use sluice_config::PodEngine;
+use sluice_core::engines::EngineKind;
 use sluice_core::vllm::failure::{Exit, FailureClass};
 
 /// Pause between two looks at a pod whose end is awaited.
@@ -46,6 +47,7 @@ const GRACE: i64 = 30;
 #[derive(Debug)]
 pub struct PodDriver {
     name: String,
+    kind: EngineKind,
     engine: PodEngine,
     state: Mutex<State>,
 }
@@ -69,7 +71,12 @@ struct State {
 impl PodDriver {
     /// A driver for the backend `name`.
     pub fn new(name: &str, engine: PodEngine) -> Self {
-        Self { name: name.to_owned(), engine, state: Mutex::default() }
+        Self::of_kind(EngineKind::default(), name, engine)
+    }
+
+    /// [`new`](Self::new) for an engine of this kind.
+    pub fn of_kind(kind: EngineKind, name: &str, engine: PodEngine) -> Self {
+        Self { name: name.to_owned(), kind, engine, state: Mutex::default() }
     }
 
     fn failed(&self, error: CallError) -> EngineFailure {
@@ -182,8 +189,8 @@ impl Driver for PodDriver {
     }
 
     async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
-        check_values(settings)?;
-        let (set, wanted) = (self.set()?, settings.words());
+        check_values(self.kind, settings)?;
+        let (set, wanted) = (self.set()?, settings.words_of(self.kind));
         let own = self.look().await?.and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
         // After a stop this may be the check of a rollback.
         let stays = own.as_ref() == Some(&wanted) || self.state.lock().current.is_none();
@@ -193,7 +200,7 @@ impl Driver for PodDriver {
     }
 
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
-        let wanted = settings.words();
+        let wanted = settings.words_of(self.kind);
         let stopped = self.state.lock().stopped.clone();
         let before = self.look().await?;
         let uid = before.as_ref().and_then(|pod| pod.metadata.uid.clone());

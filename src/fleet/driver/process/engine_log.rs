@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::driver::{LogLines, Redactor, StartProgress};
 use crate::state_folder;
-use sluice_core::vllm::logs::{Movement, StartFollower, StartPhase};
+use sluice_core::vllm::logs::{FORM, LogForm, Movement, StartFollower, StartPhase};
 
 /// Pause between two reads of the file.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(100);
@@ -44,6 +44,7 @@ const READ_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) struct EngineLog {
     path: PathBuf,
+    form: &'static LogForm,
     redactor: Redactor,
     progress: watch::Sender<StartProgress>,
     state: Mutex<ReadState>,
@@ -65,7 +66,14 @@ impl EngineLog {
     pub(super) fn new(folder: &Path, name: &str, redactor: Redactor) -> Self {
         let path = folder.join(format!("{}.log", name.replace('/', ".")));
         let progress = watch::Sender::new(StartProgress::begin(Instant::now()));
-        Self { path, redactor, progress, state: Mutex::default() }
+        Self { path, form: &FORM, redactor, progress, state: Mutex::default() }
+    }
+
+    /// The same log of an engine that writes lines of this form.
+    pub(super) fn of_form(mut self, form: &'static LogForm) -> Self {
+        self.form = form;
+        self.restart_reading(0);
+        self
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -104,7 +112,8 @@ impl EngineLog {
     /// Forgets the lines in memory. Numbers continue, so that a reader also sees the next start.
     fn restart_reading(&self, read_to: u64) {
         let mut state = self.state.lock();
-        *state = ReadState { count: state.count, read_to, ..ReadState::default() };
+        let follower = StartFollower::new(self.form);
+        *state = ReadState { count: state.count, read_to, follower, ..ReadState::default() };
     }
 
     /// Records that the engine serves. The log may not show it: uvicorn's lines can be turned off.

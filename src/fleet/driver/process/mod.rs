@@ -37,7 +37,8 @@ use engine_log::EngineLog;
 use mark::{Marks, ProcessIdentity};
 use monitor::Monitor;
 use sluice_config::Launch;
-use sluice_core::vllm::failure::{Exit, FailureClass, diagnose};
+use sluice_core::engines::EngineKind;
+use sluice_core::vllm::failure::{Exit, FailureClass, diagnose_by};
 use table::ProcessEntry;
 
 /// Whether a process runs that a gateway with this state `folder` started for the backend `name`.
@@ -49,6 +50,7 @@ pub fn is_running(folder: &Path, name: &str) -> bool {
 #[derive(Debug)]
 pub struct ProcessDriver {
     name: String,
+    engine: EngineKind,
     launch: Launch,
     marks: Marks,
     log: Arc<EngineLog>,
@@ -64,11 +66,19 @@ impl ProcessDriver {
     /// A driver for the backend `name` (unique in the gateway, such as `short/gpu0`). Logs and the
     /// program's flag list are in `folder`. Starts nothing.
     pub fn new(name: &str, launch: Launch, folder: &Path) -> Self {
+        Self::of_kind(EngineKind::default(), name, launch, folder)
+    }
+
+    /// [`new`](Self::new) for an engine of this kind.
+    pub fn of_kind(engine: EngineKind, name: &str, launch: Launch, folder: &Path) -> Self {
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Self {
             name: name.to_owned(),
+            engine,
             marks: Marks::new(&folder, name),
-            log: Arc::new(EngineLog::new(&folder, name, Redactor::of_launch(&launch))),
+            log: Arc::new(
+                EngineLog::new(&folder, name, Redactor::of_launch(&launch)).of_form(&engine.rules().log.form),
+            ),
             flags: InstalledFlagsCache::new(&folder),
             devices: Devices::of(&launch),
             launch,
@@ -78,8 +88,8 @@ impl ProcessDriver {
     }
 
     /// A driver for checks in a process that is not the gateway: it writes nothing.
-    pub fn for_checks(name: &str, launch: Launch, folder: &Path) -> Self {
-        let driver = Self::new(name, launch, folder);
+    pub fn for_checks(engine: EngineKind, name: &str, launch: Launch, folder: &Path) -> Self {
+        let driver = Self::of_kind(engine, name, launch, folder);
         Self { flags: InstalledFlagsCache::without_writing(folder), ..driver }
     }
 
@@ -151,20 +161,20 @@ impl Driver for ProcessDriver {
     }
 
     async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure> {
-        let installed = self.flags.read(&self.launch).await;
-        Ok(LaunchPlan::new(&self.launch, settings, installed.as_ref())?.notices)
+        let installed = self.flags.read(self.engine, &self.launch).await;
+        Ok(LaunchPlan::new(self.engine, &self.launch, settings, installed.as_ref())?.notices)
     }
 
     fn adapter_rank(&self, settings: &EngineSettings) -> AdapterRank {
-        max_adapter_rank(&self.launch, settings)
+        max_adapter_rank(self.engine, &self.launch, settings)
     }
 
     fn sequences(&self, settings: &EngineSettings) -> Option<i64> {
-        sequences(&self.launch, settings)
+        sequences(self.engine, &self.launch, settings)
     }
 
     fn schedules_by_priority(&self, settings: &EngineSettings) -> bool {
-        schedules_by_priority(&self.launch, settings)
+        schedules_by_priority(self.engine, &self.launch, settings)
     }
 
     fn log_path(&self) -> Option<&Path> {
@@ -178,8 +188,8 @@ impl Driver for ProcessDriver {
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure> {
         let mut running = self.running.lock().await;
         require_none(running.as_ref(), "an engine of this backend was started and not stopped")?;
-        let installed = self.flags.read(&self.launch).await;
-        let plan = LaunchPlan::new(&self.launch, settings, installed.as_ref())?;
+        let installed = self.flags.read(self.engine, &self.launch).await;
+        let plan = LaunchPlan::new(self.engine, &self.launch, settings, installed.as_ref())?;
         if let Some(holder) = self.port_holder() {
             let cause = format!("port {} is held by {holder}", self.launch.port);
             return Err(EngineFailure::new(FailureClass::PortInUse, cause));
@@ -272,7 +282,8 @@ impl Driver for ProcessDriver {
 
     fn diagnose(&self, exit: Option<Exit>) -> EngineFailure {
         let phase = self.log.progress().borrow().phase;
-        EngineFailure::of(diagnose(&self.log.tail(engine_log::LINES_MAX), exit, phase), exit, phase)
+        let lines = self.log.tail(engine_log::LINES_MAX);
+        EngineFailure::of(diagnose_by(self.engine.rules().log, &lines, exit, phase), exit, phase)
     }
 }
 

@@ -8,6 +8,7 @@
 //! | `/v1/embeddings` | synthetic embeddings |
 //! | `/health`, `/ping`, `/version`, `/load`, `/metrics` | state |
 //! | `/sleep`, `/pause`, `/reset_prefix_cache` and so on | for operators, see `dev.rs` |
+//! | `/health_generate`, `/v1/loads`, `/server_info`, `/model_info` | SGLang's, see `sglang.rs` |
 //! | `POST /sim/fault` | body: a fault as `fault.rs` writes it, bare or as `{"fault": "..."}` |
 //!
 //! With `--api-key`, routes under `/v1`, `/v2`, `/inference` and `/cohere` require a key. The
@@ -32,7 +33,7 @@ use crate::http::error_body::ErrorBody;
 use crate::http::generate::fresh_id;
 use crate::http::reply::{Reply, body, json_reply, read, require_json, text_reply};
 use crate::http::response_body::Disconnect;
-use crate::http::{models, responses};
+use crate::http::{models, responses, sglang};
 use crate::observe::{http_metrics, metrics_page};
 use crate::real_time::state::ServerState;
 
@@ -62,7 +63,10 @@ pub(super) async fn handle(
     if matches!(&reply, Err(error) if error.is_client_gone()) {
         return Err(Disconnect);
     }
-    let mut reply = reply.unwrap_or_else(|error| error_reply(&error));
+    let mut reply = reply.unwrap_or_else(|error| match shared.config.sglang {
+        Some(_) => body(status_of(&error), "application/json", sglang::error(&error)),
+        None => error_reply(&error),
+    });
     reply.headers_mut().insert(SERVER, HeaderValue::from_static("uvicorn"));
     if shared.config.request_id_headers {
         // Every response has an id: the client's, or a new one.
@@ -81,9 +85,12 @@ fn fresh_uuid(shared: &ServerState) -> String {
     fresh_id(shared) + &fresh_id(shared)
 }
 
+fn status_of(error: &ErrorBody) -> StatusCode {
+    StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
 fn error_reply(error: &ErrorBody) -> Reply {
-    let status = StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    body(status, "application/json", error.json())
+    body(status_of(error), "application/json", error.json())
 }
 
 async fn route(shared: &Arc<ServerState>, request: Request<Incoming>) -> Result<Reply, ErrorBody> {
@@ -126,6 +133,11 @@ async fn dispatch(
 ) -> Result<Reply, ErrorBody> {
     match template {
         "/health" | "/ping" => Ok(health(shared)),
+        "/health_generate" => Ok(sglang::health(shared).await),
+        "/ready" => Ok(health(shared)),
+        "/v1/loads" => Ok(sglang::loads(shared)),
+        "/server_info" | "/get_server_info" if shared.config.sglang.is_some() => Ok(sglang::server_info(shared)),
+        "/model_info" | "/get_model_info" => Ok(sglang::model_info(shared)),
         "/version" => Ok(json_reply(&json!({"version": shared.config.version.to_string()}))),
         "/load" => {
             let load = if shared.config.track_load { shared.load.load(Ordering::Relaxed) } else { 0 };
@@ -244,7 +256,9 @@ fn metrics(shared: &ServerState) -> Reply {
     http_metrics::process(&mut out, shared.started);
     // Rendering takes longer than a step may wait for the lock.
     let stats = shared.stats.lock().clone();
-    if config.log_stats {
+    if config.sglang.is_some() {
+        out.push_str(&sglang::metrics(shared, &stats));
+    } else if config.log_stats {
         out.push_str(&metrics_page::engine(&stats, facts));
     }
     shared.requests.lock().render(&mut out, shared.started);

@@ -20,6 +20,12 @@ enum Condition {
     Sim,
     /// The model is an embedding model.
     Embeddings,
+    /// vLLM, not SGLang.
+    Vllm,
+    /// vLLM, or SGLang with `--enable-metrics`.
+    Metrics,
+    /// SGLang.
+    Sglang,
 }
 
 struct RouteSpec {
@@ -43,11 +49,11 @@ const ROUTES: &[RouteSpec] = &[
     route("/docs", PAGE, Condition::Always),
     route("/docs/oauth2-redirect", PAGE, Condition::Always),
     route("/redoc", PAGE, Condition::Always),
-    route("/load", GET, Condition::Always),
-    route("/version", GET, Condition::Always),
-    route("/kv_event_sources", GET, Condition::Always),
+    route("/load", GET, Condition::Vllm),
+    route("/version", GET, Condition::Vllm),
+    route("/kv_event_sources", GET, Condition::Vllm),
     route("/health", GET, Condition::Always),
-    route("/metrics", ANY, Condition::Always),
+    route("/metrics", ANY, Condition::Metrics),
     route("/v1/load_lora_adapter", POST, Condition::Lora),
     route("/v1/unload_lora_adapter", POST, Condition::Lora),
     route("/tokenize", POST, Condition::Always),
@@ -93,6 +99,13 @@ const ROUTES: &[RouteSpec] = &[
     route("/adapters", POST, Condition::Lora),
     route("/adapters/{adapter_name}", &["DELETE"], Condition::Lora),
     route("/v1/embeddings", POST, Condition::Embeddings),
+    route("/health_generate", GET, Condition::Sglang),
+    route("/ready", GET, Condition::Sglang),
+    route("/v1/loads", GET, Condition::Sglang),
+    route("/server_info", GET, Condition::Sglang),
+    route("/get_server_info", GET, Condition::Sglang),
+    route("/model_info", GET, Condition::Sglang),
+    route("/get_model_info", GET, Condition::Sglang),
     route("/sim/fault", POST, Condition::Sim),
 ];
 
@@ -103,6 +116,9 @@ fn exists(when: Condition, config: &SimConfig) -> bool {
         Condition::Dev => config.dev_mode,
         Condition::Profiler => config.profiler,
         Condition::Embeddings => config.embeddings,
+        Condition::Vllm => config.sglang.is_none(),
+        Condition::Metrics => config.sglang.is_none_or(|sglang| sglang.metrics),
+        Condition::Sglang => config.sglang.is_some(),
     }
 }
 
@@ -131,7 +147,7 @@ pub(super) fn find<'a>(config: &SimConfig, method: &Method, path: &'a str) -> Ta
             false => Target::NotAllowed(if route.template == "/ping" { GET } else { route.methods }),
         };
     }
-    if path == "/metrics/" {
+    if path == "/metrics/" && exists(Condition::Metrics, config) {
         return Target::Route("/metrics", "");
     }
     let bare = path.strip_suffix('/').filter(|bare| !bare.is_empty());
@@ -153,13 +169,14 @@ fn match_path<'a>(template: &str, path: &'a str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Profile;
+    use crate::{Profile, Sglang};
 
     #[test]
     fn every_route_that_is_answered_is_listed_and_no_other() {
         let plain = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
         let generating = SimConfig { embeddings: false, ..plain.clone() };
-        for config in [plain, generating] {
+        let sglang = SimConfig { sglang: Some(Sglang { metrics: false }), ..plain.clone() };
+        for config in [plain, generating, sglang] {
             let listed: Vec<&str> = listed(&config).map(|(path, _)| path).collect();
             for route in ROUTES {
                 let path = route.template.replace(['{', '}'], "");

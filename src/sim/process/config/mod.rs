@@ -33,6 +33,13 @@ pub use flags::without_effect;
 /// 16 bits wide.
 pub const MAX_ADAPTERS: usize = 1024;
 
+/// The server behaves like SGLang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sglang {
+    /// Whether `/metrics` exists (`--enable-metrics`).
+    pub metrics: bool,
+}
+
 /// All settings of a server.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
@@ -118,6 +125,8 @@ pub struct SimConfig {
     pub seed: u64,
     /// A fault that is injected at the start.
     pub fault: Option<Fault>,
+    /// The pages of SGLang in place of vLLM's; `None`: vLLM's.
+    pub sglang: Option<Sglang>,
     /// Whether the process writes vLLM's log to stdout.
     pub log: Log,
 }
@@ -173,6 +182,7 @@ impl SimConfig {
             speed: 1.0,
             seed: 0,
             fault: None,
+            sglang: None,
             log: Log::Off,
         }
     }
