@@ -34,7 +34,11 @@ pub(super) struct ServedModel {
 }
 
 /// The models and adapters that an engine serves.
+/// The list is empty for a kind of engine that lists none.
 pub(super) async fn served_models(address: &Address, timeout: Duration) -> Result<Vec<ServedModel>, StepFailure> {
+    if !address.engine.rules().lists_models {
+        return Ok(Vec::new());
+    }
     let response = fetch(address, "/v1/models", timeout, RESPONSE_BYTES).await;
     let (_, body) = response.map_err(|error| StepFailure::temporary(format!("/v1/models: {error}")))?;
     let list: Value =

@@ -155,7 +155,7 @@ fn devices(launch: &Launch, flags: &EffectiveFlags) -> Result<(), EngineFailure>
         let sizes = sizes.into_iter().flatten().collect::<Vec<_>>().join(" x ");
         return bad(format!("{sizes} needs {} devices, gpu lists {given}", wanted.unwrap_or_default()));
     }
-    let mut seen = launch.gpu.clone();
+    let mut seen: Vec<_> = launch.gpu.iter().collect();
     seen.sort_unstable();
     match seen.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(twice) => bad(format!("gpu lists device {} twice", twice[0])),
