@@ -18,7 +18,10 @@ pub(super) const RULES: EngineRules = EngineRules {
     metrics: None,
     slots_page: None,
     slots: 1,
-    serves: |route| route.makes_media() || matches!(route, Route::Transcriptions | Route::Translations | Route::Custom),
+    serves: |route| {
+        route.makes_media()
+            || matches!(route, Route::Transcriptions | Route::Translations | Route::Custom | Route::Realtime)
+    },
     does_jobs: true,
     continues: false,
 };

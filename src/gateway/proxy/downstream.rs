@@ -127,7 +127,7 @@ impl Downstream for DownstreamConnection<'_> {
 
 /// Waits until the socket has all bytes. The client has left if the socket accepts none for
 /// `pause`. Nearly every write is accepted at once and needs no timer.
-async fn send<T, E>(
+pub(super) async fn send<T, E>(
     sending: impl Future<Output = Result<T, E>>,
     socket: Option<&SocketState>,
     pause: Duration,

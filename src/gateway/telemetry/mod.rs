@@ -42,6 +42,7 @@ mod merge;
 mod series;
 mod by_engine;
 mod continued;
+mod tunnels;
 pub mod totals;
 
 #[cfg(any(test, feature = "testing"))]
@@ -60,3 +61,4 @@ pub use history::Resolution;
 pub use history_report::{EstimateAccuracy, HistoryReport, HistoryRow, PartsOfGroup, Points, Tails, TtftParts};
 pub use recent::{Quantiles, WindowStats};
 pub use tuner::TunerView;
+pub use tunnels::TunnelBytes;
