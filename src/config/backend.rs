@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use super::certificates::UpstreamTls;
 use super::file::{Entry, Value};
+use super::gpu::Gpu;
 use super::key::{KeySpec, Shape};
+use super::limits;
 use super::problem::Situation;
 use super::report::{Names, Place, Report};
 use super::secret::{Secret, Words, is_reference};
@@ -61,9 +63,23 @@ table! {
         /// Port on loopback on which the engine listens. 0: a free port of `fleet.ports`, which the
         /// engine keeps.
         pub port: u16 = default("0").example("8001");
-        /// Indexes of the GPUs that the engine may see. Empty: as CUDA_VISIBLE_DEVICES says in
+        /// Starts this many equal processes. Each is a backend of its own, named by the backend's
+        /// name and a number: worker-0, worker-1. Each has its own log, restarts by itself, and
+        /// sees one of the devices in `gpu`, which are given out in turn. With `port` they get
+        /// consecutive ports.
+        pub copies: Option<u32> = optional("one process, with the name of the backend").within("1", limits::COPIES).example("4");
+        /// GPUs that the engine may see: indexes as in nvidia-smi, or names as in nvidia-smi -L, of
+        /// GPUs ("GPU-...") or of MIG slices ("MIG-..."). Empty: as CUDA_VISIBLE_DEVICES says in
         /// `env` or in the gateway's environment.
-        pub gpu: Vec<u16> = default("[]").example("[1]");
+        pub gpu: Vec<Gpu> = default("[]").example("[1]");
+        /// Largest share of the compute units of a GPU that the engine may use, in percent, for
+        /// engines that run on one GPU at the same time through NVIDIA's MPS. Sets
+        /// CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, and works only while nvidia-cuda-mps-control runs.
+        pub mps_percent: Option<u32> = optional("not limited").within("1", "100").example("25");
+        /// Name of a device on which engines take turns, such as "gpu0". Of all backends with this
+        /// name one engine is awake. The others sleep (vLLM) or are stopped, and their requests
+        /// wait, see fleet.share_stay and fleet.share_hold.
+        pub share: Option<String> = optional("the engine always runs").check(check_name).example("gpu0");
         /// Variables added to the environment of the engine. "env:NAME" and "file:PATH" stand for
         /// the value of a variable of the gateway and for the content of a file. Values are never
         /// shown.
@@ -146,6 +162,26 @@ pub struct PodEngine {
     pub args: BTreeMap<String, ArgValue>,
 }
 
+/// Keys of [`Launch`] that earlier versions lack. An absent one leaves digests as they were, so an
+/// upgrade of the gateway restarts no engine.
+const ADDED_KEYS: [&str; 3] = ["copies", "mps_percent", "share"];
+
+impl Launch {
+    /// A start of `command`, with the defaults of all other keys.
+    pub fn of(command: Words, port: u16) -> Self {
+        let (gpu, env, args) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Self { command, port, copies: None, gpu, mps_percent: None, share: None, env, args }
+    }
+
+    fn compared(&self, names: &Names) -> Shown {
+        let mut shown = self.show(names);
+        if let Shown::Table(table) = &mut shown {
+            table.items.retain(|(field, shown)| *shown != Shown::Nothing || !ADDED_KEYS.contains(&field.key.name));
+        }
+        shown
+    }
+}
+
 impl PodEngine {
     /// All data that distinguishes the engine from another one, secrets in clear: for a digest.
     /// Without the address, which each start changes.
@@ -165,7 +201,7 @@ impl Target {
         let mut bytes = Vec::new();
         match self {
             Self::Url(_) => {}
-            Self::Launch(launch) => launch.show(&names).write_compared(&mut bytes),
+            Self::Launch(launch) => launch.compared(&names).write_compared(&mut bytes),
             Self::Control(_, control) => control.show(&names).write_compared(&mut bytes),
             Self::Pod(_, engine) => bytes = engine.compared(),
         }

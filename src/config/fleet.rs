@@ -54,6 +54,16 @@ table! {
         pub backoff: Duration = duration("1s");
         /// Longest wait before a restart after a crash.
         pub backoff_max: Duration = duration("60s");
+        /// Engines with the same launch.share: time for which one is awake at least before another,
+        /// for which requests wait, takes its place.
+        pub share_stay: Duration = duration_or_zero("10s");
+        /// Longest time that a request waits for the turn of its engine; then it gets 503. The
+        /// queue of the pool limits how many wait.
+        pub share_hold: Duration = duration("5m");
+        /// Time after which an engine that sleeps is stopped, which frees the memory of the host.
+        /// Engines sleep between turns (launch.share), and before autoscaling stops them, if they
+        /// have enable-sleep-mode.
+        pub asleep: Option<Duration> = optional_duration("it sleeps until it is wanted").example("1h");
         /// Largest share of the slots of the other backends that may be in use during a planned
         /// restart. The restart is refused if more would be in use.
         pub headroom: f64 = default("0.8").within("0.01", "1");

@@ -7,6 +7,7 @@
 //!
 //! ```text
 //!   file.rs  TOML with the line of every value  <- set.rs applies --set, added.rs adds experiments
+//!      |     copies.rs repeats backends
 //!      |     key.rs, table.rs, setting.rs, value.rs read it by the definitions; report.rs collects
 //!      |     every problem
 //!   root.rs  Config    <- rules.rs, coverage.rs, experiment_rules.rs check rules of several keys
@@ -33,6 +34,7 @@ mod origin;
 mod topic;
 mod suggestion;
 mod problem;
+mod situation_topic;
 mod file;
 mod set;
 mod added;
@@ -52,6 +54,7 @@ mod server;
 mod traces;
 mod records;
 mod admin;
+mod gpu;
 mod backend;
 mod address;
 mod pods;
@@ -69,6 +72,7 @@ mod put_pods;
 mod rules;
 mod experiment_rules;
 mod coverage;
+mod copies;
 mod load;
 mod show;
 mod reference;
@@ -92,6 +96,7 @@ pub use cors::Cors;
 pub use experiment::{Arm, Experiment, Guardrail, RampStep, Shadow, Sticky, Traffic};
 pub use fair::Fair;
 pub use fleet::{Fleet, OnExit, OnStart};
+pub use gpu::Gpu;
 pub use job::Cost;
 pub use load::{Flags, Loaded};
 pub use machine::Machine;

@@ -14,6 +14,10 @@ use sluice_core::base::Tokens;
 pub const MAX_POOLS: usize = 64;
 /// Backends over all pools: the number of label values of the per-backend metrics.
 pub const MAX_BACKENDS: usize = 1_024;
+/// Processes of one backend (`launch.copies`): seven slices on each of eight GPUs fit.
+pub(super) const MAX_COPIES: usize = 64;
+/// [`MAX_COPIES`] as written in a configuration.
+pub(super) const COPIES: &str = "64";
 /// Model names (aliases not counted): label values, and one token estimator each.
 pub const MAX_MODELS: usize = 512;
 /// Classes: each is a label value of the metrics with latencies.

@@ -10,6 +10,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use super::added::{self, AddedExperiment};
+use super::copies;
 use super::coverage;
 use super::experiment_rules;
 use super::file::{Document, Entry, Value};
@@ -144,6 +145,7 @@ fn finish(
 ) -> Result<Loaded, Problems> {
     let mut problems = document.set_all(sets);
     added::add(&mut document, added);
+    let further = copies::expand(&mut document, &mut problems);
     let mut report = Report::new(&document, surroundings);
     report.keys = Config::FIELDS;
     let root = Entry { value: Value::Table(document.root.clone()), origin: Origin::Default };
@@ -156,6 +158,7 @@ fn finish(
     }
     let Report { origins, problems: found, .. } = report;
     problems.extend(found);
+    copies::once(&mut problems, &further);
     let sorted = Problems::sorted(source, problems);
     match config {
         Some(config) if sorted.errors.is_empty() => {

@@ -90,6 +90,8 @@ pub enum Situation {
         "the gateway cannot start and stop these engines; give every backend launch or control, or kubernetes a statefulset, or remove apply"
     )]
     AutoscaleWithoutEngines,
+    #[error("engines with launch.share run in turn, so autoscaling cannot start and stop them; remove apply, or share")]
+    AutoscaleWithShare,
     #[error(
         "requests at the gateways that do not lead would wait for an engine that none of them can start; set min to 1 or more, or cluster.leader to \"serves\""
     )]
@@ -187,8 +189,18 @@ pub enum Situation {
     NeitherUrlNorLaunch,
     #[error("control is for an engine at a url; an engine that the gateway launches needs no control commands")]
     ControlWithoutUrl,
+    #[error("{copies} copies from port {first} on would need ports up to {last}; lower port, or leave it out")]
+    PortsOfCopies { copies: usize, first: i64, last: i64 },
+    #[error(
+        "'{found}' is no GPU; write an index such as 0, or a name from nvidia-smi -L such as \"GPU-...\" or \"MIG-...\""
+    )]
+    GpuName { found: String },
     #[error("'{found}' is not a URL of a backend: {reason}")]
     Url { found: String, reason: &'static str },
+    #[error(
+        "port {port} already belongs to backend '{first}'; copies take consecutive ports from port on, so leave room for them, or leave port out"
+    )]
+    SamePort { port: u16, first: String },
     #[error(
         "{endpoint} is already backend '{first}', and their limits would not be shared; list a backend once, and use spill or several models per pool"
     )]
@@ -308,76 +320,6 @@ impl Situation {
                 | Self::NotVerified
                 | Self::KeyForAllUsers { .. }
         )
-    }
-}
-
-impl Situation {
-    /// The section of `errors.md` about the situation.
-    pub fn topic(&self) -> Topic {
-        match self {
-            Self::Unreadable { .. } | Self::Syntax { .. } | Self::Number { .. } | Self::SetMalformed { .. } => {
-                Topic::Syntax
-            }
-            Self::SetNoSuchElement { .. }
-            | Self::SetInsideValue { .. }
-            | Self::UnknownKey { .. }
-            | Self::Missing { .. } => Topic::Syntax,
-            Self::WrongType { .. } | Self::Unit { .. } | Self::UnknownChoice { .. } | Self::OutOfRange { .. } => {
-                Topic::Values
-            }
-            Self::TooMany { .. }
-            | Self::AboveMaximum { .. }
-            | Self::PriorityOrder { .. }
-            | Self::Empty
-            | Self::Time { .. }
-            | Self::CorsOrigin { .. }
-            | Self::StarAndOrigins
-            | Self::Header { .. } => Topic::Values,
-            Self::NameTooLong { .. }
-            | Self::NameLetters { .. }
-            | Self::ModelNameLetters { .. }
-            | Self::ReservedClass
-            | Self::Duplicate { .. } => Topic::Names,
-            Self::UnknownModel { .. } | Self::UnknownPool { .. } | Self::UnknownBackend { .. } => Topic::Names,
-            Self::UnknownKeyName { .. } | Self::NoModelDeclared { .. } | Self::FlagName { .. } => Topic::Names,
-            Self::RoutePath { .. } => Topic::Names,
-            Self::NoPool | Self::NoBackend | Self::WithoutKubernetes | Self::PodsAndBackends => Topic::Pools,
-            Self::ArgsWithoutStatefulset | Self::SecretInPodArgs | Self::LongNeverRuns { .. } => Topic::Pools,
-            Self::AutoscaleWithoutEngines | Self::NoEngineForOthers | Self::RoutesOfPool => Topic::Pools,
-            Self::NoModels | Self::StarAndNames | Self::UnreachableModel { .. } => Topic::Pools,
-            Self::EmptyRange { .. } | Self::Gap { .. } | Self::Overlap { .. } => Topic::Pools,
-            Self::SpillToSelf | Self::SpillWithoutModel { .. } | Self::FairWithoutKeys => Topic::Pools,
-            Self::UrlAndLaunch | Self::NeitherUrlNorLaunch | Self::ControlWithoutUrl | Self::Url { .. } => {
-                Topic::Backends
-            }
-            Self::SameEndpoint { .. } | Self::OwnAddress { .. } | Self::EmptyCommand => Topic::Backends,
-            Self::Address { .. } | Self::AdminIsListen { .. } | Self::HostName { .. } => Topic::Addresses,
-            Self::ProxyWithoutTrust => Topic::Addresses,
-            Self::AdminOpen { .. } | Self::Open { .. } => Topic::Addresses,
-            Self::SecretEnvMissing { .. } | Self::SecretFile { .. } | Self::SecretEmpty | Self::SecretLetters => {
-                Topic::Secrets
-            }
-            Self::Digest | Self::SameKey { .. } | Self::PlainSecret | Self::PlainSecretInCommand => Topic::Secrets,
-            Self::FileMissing { .. } | Self::FolderMissing { .. } | Self::IsFolder { .. } => Topic::Files,
-            Self::Unusable { .. } => Topic::Files,
-            Self::EngineUnfit { .. } => Topic::Backends,
-            Self::PemFile { .. } | Self::Tls { .. } | Self::TlsName { .. } | Self::VerifyWithoutCa => Topic::Tls,
-            Self::CertificateWithoutKey
-            | Self::KeyWithoutCertificate
-            | Self::CaWithoutVerify
-            | Self::TlsWithoutHttps => Topic::Tls,
-            Self::NotVerified | Self::KeyForAllUsers { .. } => Topic::Tls,
-            Self::FewArms | Self::WeightsSum { .. } | Self::NoWeight | Self::ShadowWeight | Self::ShadowControl => {
-                Topic::Experiments
-            }
-            Self::BackendsWithoutPool | Self::ArmPoolWithoutModel { .. } | Self::SameTraffic { .. } => {
-                Topic::Experiments
-            }
-            Self::OtherLayer { .. } | Self::EmptyTraffic | Self::RampOrder | Self::Ramp { .. } => Topic::Experiments,
-            Self::Window { .. } | Self::TunerFlag { .. } => Topic::Tuner,
-            Self::NoStore | Self::TwoStores | Self::ObjectName { .. } | Self::PortOfLeader => Topic::Cluster,
-            Self::WithoutTracing | Self::CollectorPath { .. } | Self::GrpcPort => Topic::Tracing,
-        }
     }
 }
 

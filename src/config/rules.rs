@@ -244,6 +244,10 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
     if pool.autoscale.is_some_and(|autoscale| autoscale.apply) && !are_run {
         report.add_at(&at("autoscale.apply"), Situation::AutoscaleWithoutEngines);
     }
+    let takes_turns = |backend: &Backend| matches!(&backend.target, Target::Launch(launch) if launch.share.is_some());
+    if pool.autoscale.is_some_and(|autoscale| autoscale.apply) && pool.backends.iter().any(takes_turns) {
+        report.add_at(&at("autoscale.apply"), Situation::AutoscaleWithShare);
+    }
     put_pods::check(pool, path, report);
     if pool.backends.is_empty() && pool.kubernetes.is_none() && report.is_sound(&at("backend")) {
         report.add_at(&at("backend"), Situation::NoBackend);
@@ -374,7 +378,7 @@ fn are_apart(one: &Pool, other: &Pool) -> bool {
 /// Checks that each backend is listed once, because a backend in two pools would get the limits
 /// twice, and that none is the gateway itself.
 fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
-    let mut seen: BTreeMap<Endpoint, Vec<(usize, String)>> = BTreeMap::new();
+    let mut seen: BTreeMap<Endpoint, Vec<(usize, String, bool)>> = BTreeMap::new();
     let mut count = 0;
     for (index, pool) in pools.iter().enumerate() {
         for (number, backend) in pool.backends.iter().enumerate() {
@@ -390,12 +394,18 @@ fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
             if address.is_ok_and(|address| is_own(address, server.listen) || is_own(address, server.admin)) {
                 report.add_at(&path, Situation::OwnAddress { endpoint: endpoint.to_string() });
             }
+            let is_launched = matches!(backend.target, Target::Launch(_));
             let earlier = seen.entry(endpoint.clone()).or_default();
-            if let Some((_, first)) = earlier.iter().find(|(at, _)| *at == index || !are_apart(&pools[*at], pool)) {
-                let situation = Situation::SameEndpoint { endpoint: endpoint.to_string(), first: first.clone() };
+            let is_same = |at: usize| at == index || !are_apart(&pools[at], pool);
+            if let Some((_, first, launched)) = earlier.iter().find(|(at, ..)| is_same(*at)) {
+                let first = first.clone();
+                let situation = match is_launched && *launched {
+                    true => Situation::SamePort { port: endpoint.port, first },
+                    false => Situation::SameEndpoint { endpoint: endpoint.to_string(), first },
+                };
                 report.add_at(&path, situation);
             }
-            earlier.push((index, format!("{}/{}", pool.name, backend.name)));
+            earlier.push((index, format!("{}/{}", pool.name, backend.name), is_launched));
         }
     }
     if count > limits::MAX_BACKENDS {

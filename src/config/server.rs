@@ -161,6 +161,10 @@ table! {
         /// Longest wait for a response that is not streamed. The engine sends it only when all of
         /// it is generated.
         pub response: Duration = duration("10m");
+        /// Longest time without a byte in either direction of a WebSocket (/v1/realtime).
+        pub realtime_idle: Duration = duration("5m");
+        /// Longest time that a WebSocket is open. It holds a slot all the time.
+        pub realtime: Duration = duration("1h");
         /// Longest wait for the first token of a stream: base + per_1k_prompt_tokens for each 1,000
         /// prompt tokens.
         pub first_byte: FirstByte = table();

@@ -10,6 +10,7 @@
 mod test_programs;
 mod coordinator;
 mod detached;
+mod devices;
 pub mod discovery;
 pub mod driver;
 mod engine;
@@ -30,6 +31,7 @@ pub use coordinator::{
     ChangeStarted, DriverMaker, EngineBusy, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, unattended,
 };
 pub use detached::start_detached;
+pub use devices::{DeviceFindings, InstalledDevices, check_devices, names_devices};
 pub use driver::{CommandDriver, ExternalDriver, LogLines, ProcessDriver, process::is_running};
 pub use engine::adapters::load_adapter;
 pub use engine::checks::warm_up_external;

@@ -10,7 +10,6 @@
 //! whose settings change are restarted; all of them stop before the first starts, since they may
 //! share a device.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,8 +254,7 @@ async fn first<T>(mut futures: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>)
 impl TrialEngine {
     /// An engine known by name only: it can be found and stopped.
     fn unknown(name: &str, folder: &Path) -> Self {
-        let (command, gpu) = (Words::default(), Vec::new());
-        let launch = Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() };
+        let launch = Launch::of(Words::default(), 0);
         let driver = ProcessDriver::new(name, launch.clone(), folder);
         let endpoint = Target::Launch(launch.clone()).endpoint();
         let address = Address::new(endpoint, None, None);
@@ -346,7 +344,7 @@ mod tests {
         let endpoint = Endpoint { https: false, host: "127.0.0.1".to_owned(), port: 1, prefix: String::new() };
         let address = Address::new(endpoint, None, None);
         let command = vec![program.display().to_string()].into();
-        let launch = Launch { command, port: 1, gpu: Vec::new(), env: BTreeMap::new(), args: BTreeMap::new() };
+        let launch = Launch::of(command, 1);
         TrialSpec {
             name: name.to_owned(),
             address: Arc::new(address),

@@ -24,7 +24,8 @@ use sluice_config::owner::{Untrusted, check_named_file, own_user};
 use sluice_config::{ClusterLeader, Config, Loaded, LogTarget, Problem, Problems, Situation, Target};
 use sluice_fleet::driver::{EngineFailure, EngineSettings, Notice, SharedDriver};
 use sluice_fleet::{
-    EngineSpec, JournalError, PortsError, check_journal, check_settings, check_state, check_values, is_running,
+    EngineSpec, InstalledDevices, JournalError, PortsError, check_devices, check_journal, check_settings, check_state,
+    check_values, is_running, names_devices,
 };
 use sluice_gateway::flow::specs;
 use sluice_gateway::pool::Admission;
@@ -261,6 +262,23 @@ impl Found<'_> {
                 }
             }
         }
+        self.check_devices(config).await;
+    }
+
+    /// Checks the devices of all engines together. At a start and a reload, the devices are listed
+    /// only if engines name some, because the list may take seconds.
+    async fn check_devices(&mut self, config: &Config) {
+        let specs = specs_of(config);
+        let installed = match self.looks || names_devices(&specs) {
+            true => InstalledDevices::read().await,
+            false => None,
+        };
+        let found = check_devices(&specs, installed.as_ref());
+        let paths = paths(config);
+        for (position, reason) in found.refused {
+            self.refuse_engine(paths[position].clone(), Situation::EngineUnfit { reason });
+        }
+        self.remarks.extend(found.remarks);
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
                 identity: digest(&target.compared()),
                 configured: digest(&backend.target.compared()),
                 target,
-                starts_on_demand: pool.autoscale.is_some_and(|autoscale| autoscale.apply) && !is_pod(&backend.target),
+                starts_on_demand: starts_on_demand(pool, &backend.target),
                 leaving: backend.cordoned,
                 slots: pool.slots,
                 spill: pool.spill.iter().map(|id| config.pools[id.index()].name.clone()).collect(),
@@ -51,8 +51,10 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
     engines
 }
 
-fn is_pod(target: &Target) -> bool {
-    matches!(target, Target::Pod(..))
+fn starts_on_demand(pool: &Pool, target: &Target) -> bool {
+    let takes_turns = matches!(target, Target::Launch(launch) if launch.share.is_some());
+    let is_scaled = pool.autoscale.is_some_and(|autoscale| autoscale.apply) && !matches!(target, Target::Pod(..));
+    takes_turns || is_scaled
 }
 
 pub(super) fn metrics(views: &[EngineView]) -> Vec<EngineMetrics> {
@@ -64,6 +66,8 @@ pub(super) fn metrics(views: &[EngineView]) -> Vec<EngineMetrics> {
             phase: view.step.clone(),
             restarts: view.restarts_total,
             crashes: view.crashes_total,
+            wakes: view.wakes_total,
+            wake_seconds: view.wake_seconds,
             started: view.started,
         })
     };

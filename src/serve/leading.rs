@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 use crate::app::App;
 use crate::cluster::{self, LeaderView};
 use crate::core::Core;
-use crate::{engines, experiments, tuner};
+use crate::{engines, experiments, tuner, turns};
 use sluice_fleet::Lead;
 use sluice_gateway::pool::Bound;
 use sluice_online::engines::change::EXPERIMENT;
@@ -103,6 +103,7 @@ impl Deciders {
         let mut tasks = Vec::from(app.experiments.start(&ending));
         tasks.extend(tuner::start(&app.tuner, &ending));
         tasks.push(app.scaler.start(&ending));
+        tasks.push(turns::start(&app.core, &ending));
         Self { end, tasks }
     }
 

@@ -26,6 +26,7 @@ pub mod checks;
 mod tuner;
 mod pods;
 mod scaler;
+mod turns;
 mod experiments;
 mod findings;
 mod reload;

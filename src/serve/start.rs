@@ -238,7 +238,7 @@ fn descriptors(
 
 /// Returns when no engine of the previous gateway is on the way into rotation.
 async fn adoption(app: &App, engines: usize) {
-    let steps = [Step::Recover, Step::Adopt, Step::Adapters, Step::Golden, Step::WarmUp].map(Step::label);
+    let steps = [Step::Recover, Step::Adopt, Step::Wake, Step::Adapters, Step::Golden, Step::WarmUp].map(Step::label);
     loop {
         let views = app.core.fleet.views();
         if views.len() >= engines && !views.iter().any(|view| steps.contains(&&*view.step)) {

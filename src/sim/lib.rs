@@ -34,4 +34,5 @@ pub use machine::{ProfileError, StepLoad, kv_budget};
 pub use process::config::{Sglang, SimConfig};
 pub use process::fault::Fault;
 pub use process::refusal::Refusal;
+pub use real_time::state::MemoryOrder;
 pub use virtual_server::VirtualServer;

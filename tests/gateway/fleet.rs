@@ -58,7 +58,7 @@ impl Rig {
         let port = free_port();
         let env =
             BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), folder.path().join("cache").display().to_string().into())]);
-        let launch = Launch { command: command.into(), port, gpu: Vec::new(), env, args: BTreeMap::new() };
+        let launch = Launch { env, ..Launch::of(command.into(), port) };
         Self {
             driver: ProcessDriver::new("short/gpu0", launch, &folder.path().join("state")),
             port,
@@ -214,13 +214,8 @@ async fn a_server_of_another_process_on_the_port_is_never_mistaken_for_the_engin
     let rig = Rig::of(vec![script.display().to_string()], folder);
     rig.start(&EngineSettings::default()).await;
     let elsewhere = tempfile::tempdir().unwrap();
-    let launch = Launch {
-        command: Words::from(words(&format!("{} sim org/m --served-model-name m", env!("CARGO_BIN_EXE_sluice")))),
-        port: rig.port,
-        gpu: Vec::new(),
-        env: BTreeMap::new(),
-        args: BTreeMap::new(),
-    };
+    let command = words(&format!("{} sim org/m --served-model-name m", env!("CARGO_BIN_EXE_sluice")));
+    let launch = Launch::of(Words::from(command), rig.port);
     let other = ProcessDriver::new("other/gpu0", launch, elsewhere.path());
     let theirs = other.start(&EngineSettings::default()).await.unwrap();
     rig.started.lock().push(leader(&theirs));
@@ -305,7 +300,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
         ("VLLM_CACHE_ROOT", &cache),
     ];
     let env = BTreeMap::from(variables.map(|(name, value)| (name.to_owned(), value.to_owned().into())));
-    let launch = Launch { command: command.into(), port: rig.port, gpu: Vec::new(), env, args: BTreeMap::new() };
+    let launch = Launch { env, ..Launch::of(command.into(), rig.port) };
     rig.driver = ProcessDriver::new("short/gpu0", launch, &rig._folder.path().join("state"));
     let mut other_process = OtherProcess::start();
     // Three processes import modules, for seconds each on a busy machine.

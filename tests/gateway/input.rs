@@ -250,7 +250,7 @@ async fn a_client_that_waits_for_100_continue_gets_it_before_it_sends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upgrades_are_refused_with_a_reason() {
     let (engine, gateway) = plain().await;
-    let web_socket = "GET /v1/realtime HTTP/1.1\r\nhost: gate\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+    let web_socket = "GET /v1/chat/completions HTTP/1.1\r\nhost: gate\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
                       sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
     gateway.request(web_socket).await.is(501, "upgrade_not_supported");
     assert_eq!(engine.count(), 0);

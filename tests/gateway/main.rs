@@ -11,7 +11,7 @@
 //!   `proxies`, `shares`, `slow_readers`, `stored`, `stream_options`, `wide`
 //! - engines: `bodies`, `broken`, `continued`, `early`, `elsewhere`, `engines`, `failing`,
 //!   `failover`, `health`, `length`, `models`, `requests`, `sglang`, `tls`
-//!   (`tunnel.rs` adds TLS to plain text)
+//!   (`tunnel.rs` adds TLS to plain text), `web_sockets`
 //! - operation: `access_log`, `added_experiments`, `checks`, `commands`, `counting`, `cut`,
 //!   `engine_metrics`, `experiments`, `fleet`, `records`, `reload`, `reload_keys`, `secrets`,
 //!   `shadow`, `state_owner`, `stop`, `traces`, `tuner`, `upgrade`, `upgrade_faults`
@@ -81,4 +81,5 @@ mod traces;
 mod tuner;
 mod upgrade;
 mod upgrade_faults;
+mod web_sockets;
 mod wide;

@@ -31,15 +31,23 @@ pub(crate) struct Loss {
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
+    /// The longest response, milliseconds.
+    slowest: Arc<AtomicU64>,
     clients: JoinSet<Vec<Loss>>,
 }
 
 impl Load {
     pub(crate) fn on(port: u16) -> Self {
+        Self::of(port, "m")
+    }
+
+    /// Clients of one model.
+    pub(crate) fn of(port: u16, model: &'static str) -> Self {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let slowest = Arc::new(AtomicU64::new(0));
         let mut clients = JoinSet::new();
         for client in 0..CLIENTS {
-            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            let (stop, done, slowest) = (Arc::clone(&stop), Arc::clone(&done), Arc::clone(&slowest));
             clients.spawn(async move {
                 let mut losses = Vec::new();
                 let mut number = client;
@@ -48,8 +56,9 @@ impl Load {
                     // Most requests end within milliseconds; some take about a second, so that
                     // nearly every restart finds an engine with a request.
                     let tokens = if number.is_multiple_of(9) { 3_000 } else { 8 + number * 7 % 60 };
-                    let sent = timeout(TIMEOUT, send(port, tokens)).await;
+                    let sent = timeout(TIMEOUT, send(port, model, tokens)).await;
                     let (backend, result) = sent.unwrap_or((None, Err("no end in time".to_owned())));
+                    slowest.fetch_max(began.elapsed().as_millis() as u64, Relaxed);
                     match result {
                         Ok(()) => drop(done.fetch_add(1, Relaxed)),
                         Err(what) => losses.push(Loss { began, ended: Instant::now(), backend, what }),
@@ -60,11 +69,16 @@ impl Load {
                 losses
             });
         }
-        Self { stop, done, clients }
+        Self { stop, done, slowest, clients }
     }
 
     pub(crate) fn completed(&self) -> u64 {
         self.done.load(Relaxed)
+    }
+
+    /// The longest time of a request so far.
+    pub(crate) fn slowest(&self) -> Duration {
+        Duration::from_millis(self.slowest.load(Relaxed))
     }
 
     pub(crate) async fn end(self) -> Vec<Loss> {
@@ -73,9 +87,9 @@ impl Load {
     }
 }
 
-async fn send(port: u16, tokens: usize) -> (Option<String>, Result<(), String>) {
+async fn send(port: u16, model: &str, tokens: usize) -> (Option<String>, Result<(), String>) {
     let body = format!(
-        r#"{{"model":"m","stream":true,"max_tokens":{tokens},"ignore_eos":true,"messages":[{{"role":"user","content":"roll"}}]}}"#
+        r#"{{"model":"{model}","stream":true,"max_tokens":{tokens},"ignore_eos":true,"messages":[{{"role":"user","content":"roll"}}]}}"#
     );
     let request = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\

@@ -18,6 +18,7 @@
 //! `SLUICE_ROLLING_SEED` the order.
 
 mod config;
+mod copies;
 mod load;
 #[path = "../common/ports.rs"]
 mod ports;
@@ -29,6 +30,7 @@ mod rig;
 mod scaling;
 #[path = "../common/serve.rs"]
 mod serve;
+mod sharing;
 mod upgrades;
 
 use std::net::TcpListener;

@@ -40,12 +40,10 @@ impl Rig {
     /// Starts a gateway and waits until its engines serve. `fleet`: further lines of `[fleet]`.
     pub(crate) async fn start(fleet: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let (port, admin_port) = (free_port(), free_port());
         let engines = [(); 3].map(|()| free_port());
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rolling/engine.sh");
         let mut text = format!(
-            "[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin_port}\"\n\
-             [health]\nprobe_interval = \"100ms\"\nstall = \"2s\"\nejection_base = \"200ms\"\nejection_max = \"1s\"\n\
+            "[health]\nprobe_interval = \"100ms\"\nstall = \"2s\"\nejection_base = \"200ms\"\nejection_max = \"1s\"\n\
              [fleet]\ngrace = \"500ms\"\nramp = \"150ms\"\nbackoff = \"100ms\"\nbackoff_max = \"400ms\"\n\
              restarts = 1000\nwarm_up = 2\ndrain = \"20s\"\nstart_timeout_scale = 0.05\n{fleet}\n\
              [[model]]\nname = \"m\"\n[[pool]]\nname = \"p\"\nmodels = [\"m\"]\n\
@@ -60,11 +58,19 @@ impl Rig {
                 binary(),
             );
         }
-        fs::write(folder.path().join("sluice.toml"), text)?;
-        let admin = AdminClient::new(&format!("127.0.0.1:{admin_port}"), None)?;
-        let mut rig = Self { port, ports: engines, admin, folder, child: None };
-        rig.run().await?;
+        let rig = Self::serving(folder, engines, &text).await?;
         rig.settled().await?;
+        Ok(rig)
+    }
+
+    /// Starts a gateway with this file, to which the addresses are added.
+    pub(crate) async fn serving(folder: TempDir, ports: [u16; 3], text: &str) -> anyhow::Result<Self> {
+        let (port, admin_port) = (free_port(), free_port());
+        let server = format!("[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin_port}\"\n");
+        fs::write(folder.path().join("sluice.toml"), server + text)?;
+        let admin = AdminClient::new(&format!("127.0.0.1:{admin_port}"), None)?;
+        let mut rig = Self { port, ports, admin, folder, child: None };
+        rig.run().await?;
         Ok(rig)
     }
 

@@ -7,9 +7,10 @@
 //! cannot take it until the child has ended.
 //!
 //! The child is this program again, with a name as the only argument and options in the
-//! environment. Its output is closed, so that an orphan holds no pipe of the process that started
-//! the parent.
+//! environment. The child's output is closed, so that an orphan holds no pipe of the process that
+//! started the parent. While the engine sleeps, the child frees the device ([`Holder`]).
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::process::parent_id;
@@ -18,8 +19,8 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tokio::io::AsyncReadExt;
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Environment variable with the role of a child.
 const ROLE: &str = "SLUICE_SIM_PROCESS";
@@ -32,6 +33,10 @@ const WORKERS: &str = "SLUICE_SIM_WORKERS";
 const ORPHAN: &str = "SLUICE_SIM_ORPHAN";
 /// The child writes this to stdout when it holds the device.
 const READY: &[u8] = b"ready\n";
+/// Orders of the parent about the device, and the answer that an order was obeyed.
+const TAKE: u8 = b't';
+const FREE: u8 = b'f';
+const DONE: u8 = b'd';
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for the child to report that it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,13 +85,16 @@ pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> 
         command.env(DEVICE, device);
     }
     command.env(BYTES, options.bytes.to_string()).env(WORKERS, options.workers.to_string());
-    command.env(ORPHAN, options.orphan.as_secs_f64().to_string());
+    command.env(ORPHAN, options.orphan.as_secs_f64().to_string()).stdin(Stdio::piped());
     let mut child = command.spawn().context("the engine's process does not start")?;
     let mut received = [0; READY.len()];
     let mut stdout = child.stdout.take().context("the engine's process has no output")?;
     let read = tokio::time::timeout(READY_TIMEOUT, stdout.read_exact(&mut received)).await;
     match read {
-        Ok(Ok(_)) if received == READY => Ok(child),
+        Ok(Ok(_)) if received == READY => {
+            child.stdout = Some(stdout);
+            Ok(child)
+        }
         _ => {
             let _ = child.kill().await;
             anyhow::bail!("the engine's process did not get the device")
@@ -111,19 +119,65 @@ fn is_orphan() -> bool {
     f64::from(parent_id()) != number(PARENT)
 }
 
+/// The device of the engine, locked and with a note of the memory in use.
+fn take(device: &Path) -> Option<File> {
+    let mut file = open(device).ok()?;
+    file.try_lock().ok()?;
+    let note = format!("{} {}\n", std::process::id(), number(BYTES));
+    file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(note.as_bytes())).ok()?;
+    Some(file)
+}
+
+/// The parent's side of the child that holds the device: an order is a byte, and so is the answer.
+pub(super) struct Holder {
+    orders: ChildStdin,
+    answers: ChildStdout,
+}
+
+impl Holder {
+    pub(super) fn of(child: &mut Child) -> Option<Self> {
+        Some(Self { orders: child.stdin.take()?, answers: child.stdout.take()? })
+    }
+
+    /// Takes the device or frees it. Returns whether that was possible.
+    pub(super) async fn hold(&mut self, held: bool) -> bool {
+        let asked = self.orders.write_all(&[if held { TAKE } else { FREE }]).await;
+        let mut answer = [0];
+        asked.is_ok() && self.answers.read_exact(&mut answer).await.is_ok() && answer[0] == DONE
+    }
+}
+
+/// Obeys the parent's orders about the device until the parent has ended.
+fn obey(device: Option<OsString>, mut held: Option<File>) {
+    let (mut orders, mut answers) = (std::io::stdin(), std::io::stdout());
+    let mut order = [0];
+    while orders.read_exact(&mut order).is_ok() {
+        let possible = match order[0] {
+            TAKE => {
+                held = held.or_else(|| take(Path::new(device.as_ref()?)));
+                device.is_none() || held.is_some()
+            }
+            _ => {
+                held = None;
+                true
+            }
+        };
+        if answers.write_all(&[if possible { DONE } else { b'n' }]).and_then(|()| answers.flush()).is_err() {
+            break;
+        }
+    }
+    // An orphan holds the device until its process ends.
+    std::mem::forget(held);
+}
+
 fn engine() -> ExitCode {
+    let device = std::env::var_os(DEVICE);
     let mut held = None;
-    if let Some(device) = std::env::var_os(DEVICE) {
-        let Ok(mut file) = open(Path::new(&device)) else { return ExitCode::FAILURE };
-        if file.try_lock().is_err() {
+    if let Some(device) = &device {
+        held = take(Path::new(device));
+        if held.is_none() {
             return ExitCode::FAILURE;
         }
-        let note = format!("{} {}\n", std::process::id(), number(BYTES));
-        let written = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(note.as_bytes()));
-        if written.is_err() {
-            return ExitCode::FAILURE;
-        }
-        held = Some(file);
     }
     let mut workers = Vec::new();
     for rank in 0..number(WORKERS) as u32 {
@@ -134,6 +188,7 @@ fn engine() -> ExitCode {
     }
     let mut out = std::io::stdout();
     let _ = out.write_all(READY).and_then(|()| out.flush());
+    std::thread::spawn(move || obey(device, held));
     let orphan_for = Duration::from_secs_f64(number(ORPHAN).max(0.0));
     let mut orphaned: Option<Instant> = None;
     loop {
@@ -146,7 +201,6 @@ fn engine() -> ExitCode {
         let _ = worker.kill();
         let _ = worker.wait();
     }
-    drop(held);
     ExitCode::SUCCESS
 }
 

@@ -38,6 +38,7 @@ pub(super) struct SimFlags {
     pub(super) startup: Startup,
     pub(super) device: Option<PathBuf>,
     pub(super) orphan: Duration,
+    pub(super) wake: Duration,
     pub(super) fault: Option<Fault>,
     pub(super) engine: EngineKind,
 }
@@ -54,6 +55,7 @@ impl Default for SimFlags {
             startup: Startup::Cold(Duration::from_secs_f64(STARTUP)),
             device: None,
             orphan: Duration::from_secs(300),
+            wake: Duration::ZERO,
             fault: None,
             engine: EngineKind::Vllm,
         }
@@ -132,6 +134,7 @@ pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)
             "--sim-startup" => flags.startup = Startup::Cold(Duration::from_secs_f64(number(0.0)?)),
             "--sim-device" => flags.device = Some(value.clone().into()),
             "--sim-orphan" => flags.orphan = Duration::from_secs_f64(number(0.0)?),
+            "--sim-wake" => flags.wake = Duration::from_secs_f64(number(0.0)?),
             "--sim-fault" => flags.fault = Some(value.parse().map_err(|error| anyhow!("argument {name}: {error}"))?),
             _ => return Err(anyhow!("unrecognized arguments: {name}")),
         }

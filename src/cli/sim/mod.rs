@@ -14,6 +14,7 @@
 //! | `--sim-startup SECONDS` | 1 | real time of a cold start; `real`: as on the GPU |
 //! | `--sim-device FILE` | none | the GPU; the process that holds the lock uses the memory |
 //! | `--sim-orphan SECONDS` | 300 | the engine's process outlives a killed parent this long |
+//! | `--sim-wake SECONDS` | 0 | real time to fall asleep or to wake (`/sleep`, `/wake_up`) |
 //! | `--sim-fault SPEC` | none | a fault from the start, as in `POST /sim/fault` |
 //!
 //! A model that is a folder is read directly; `real` start-up runs by the simulated clock. Exit
@@ -66,6 +67,7 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
   --sim-startup SECONDS   real time of a cold start (default 1), or `real`
   --sim-device FILE       the GPU: a second engine on it finds it taken
   --sim-orphan SECONDS    how long the engine's process outlives a killed parent (default 300)
+  --sim-wake SECONDS      real time to fall asleep or to wake: POST /sleep, /wake_up (default 0)
   --sim-fault SPEC        hang, die, stall=MS, reset-midstream[=TOKENS], garbage, oom[=SEQUENCES],
                           slow-start[=SECONDS]; also later: POST /sim/fault
 ";
@@ -118,6 +120,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
     let settled = |config: SimConfig| SimConfig {
         speed: flags.speed,
         seed: flags.seed,
+        wake: flags.wake,
         fault: flags.fault,
         sglang,
         // SGLang has no embeddings beside generation.

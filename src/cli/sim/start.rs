@@ -24,7 +24,7 @@ use sluice_core::vllm::secrets::mask_command;
 use sluice_sim::http::server;
 use sluice_sim::observe::log::{Level, Log, LogSource};
 use sluice_sim::process::startup::{Event, Surroundings, length, plan, refused};
-use sluice_sim::{Fault, Handle, Refusal, SimConfig, Snapshot};
+use sluice_sim::{Fault, Handle, MemoryOrder, Refusal, SimConfig, Snapshot};
 
 /// Interval at which vLLM's watchdog checks the engine; it ends the server when the engine is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
@@ -185,6 +185,14 @@ impl SimProcess {
     async fn serve(&mut self, handle: Handle, args: &ServeArgs, mut signals: Signals) -> anyhow::Result<()> {
         let log = self.config.log;
         let report = stats(&handle, args, self.config.speed, log);
+        let holder = self.child.as_mut().and_then(core::Holder::of);
+        let mut orders = handle.memory_orders();
+        let memory = async {
+            let Some(mut holder) = holder else { return std::future::pending().await };
+            while let Some(MemoryOrder { held, done }) = orders.recv().await {
+                let _ = done.send(holder.hold(held).await);
+            }
+        };
         let gone = async {
             match &mut self.child {
                 Some(child) => drop(child.wait().await),
@@ -196,6 +204,7 @@ impl SimProcess {
             () = handle.died() => Some(false),
             () = gone => Some(true),
             () = report => None,
+            () = memory => None,
         };
         match killed {
             None => self.shut_down(handle).await,

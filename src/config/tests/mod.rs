@@ -7,6 +7,7 @@
 mod advice;
 mod changes;
 mod classes;
+mod copies;
 mod cluster;
 mod cors;
 mod problems;

@@ -47,12 +47,14 @@ fn every_sample_is_valid() {
     let mut names: Vec<String> = files.filter(|name| name.ends_with(".toml")).collect();
     names.sort();
     let expected = [
+        "copies.toml",
         "experiment.toml",
         "keys.toml",
         "launch.toml",
         "lora.toml",
         "one-pool.toml",
         "production.toml",
+        "share.toml",
         "short-long.toml",
         "sluice.toml",
         "tls.toml",

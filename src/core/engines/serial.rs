@@ -25,7 +25,10 @@ pub(super) const RULES: EngineRules = EngineRules {
     metrics: None,
     slots_page: None,
     slots: 1,
-    serves: |route| route.makes_media() || matches!(route, Route::Transcriptions | Route::Translations | Route::Custom),
+    serves: |route| {
+        route.makes_media()
+            || matches!(route, Route::Transcriptions | Route::Translations | Route::Custom | Route::Realtime)
+    },
     limits_each_model: false,
     does_jobs: true,
     aborts: false,

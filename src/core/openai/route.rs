@@ -17,7 +17,7 @@
 //! | `/v1/responses/input_tokens` (OpenAI; not in vLLM 0.33) | generates nothing |
 //! | `/v1/responses/{id}`, `/v1/responses/{id}/cancel` | by the backend that made the response |
 //! | `*/render`, `*/derender`, `/inference/v1/*` | no: behind flags, or without clients |
-//! | `/v1/realtime` | no: a WebSocket |
+//! | `/v1/realtime` | a [tunnel](Route::is_tunnel): a WebSocket |
 //!
 //! Other engines than vLLM have further routes, which are [jobs](Route::is_job): speech, images,
 //! videos, the paths of [KServe](super::kserve), and paths that a pool names (`pool.routes`).
@@ -116,6 +116,8 @@ routes! {
     GenerateStream = "generate_stream",
     /// A path that a pool names.
     Custom = "custom",
+    /// A WebSocket:
+    Realtime = "realtime" "/v1/realtime",
 }
 
 impl Route {
@@ -148,6 +150,7 @@ impl Route {
     pub const fn methods(self) -> &'static str {
         match self {
             Self::StoredResponse => "GET, DELETE",
+            Self::Realtime => "GET",
             _ => "POST",
         }
     }
@@ -177,6 +180,11 @@ impl Route {
     /// Whether the route is one of KServe, whose path names the model.
     pub const fn is_kserve(self) -> bool {
         matches!(self, Self::Infer | Self::Generate | Self::GenerateStream)
+    }
+
+    /// Whether the request becomes a WebSocket, whose bytes are passed on unread.
+    pub const fn is_tunnel(self) -> bool {
+        matches!(self, Self::Realtime)
     }
 
     /// Whether the body is passed on without being read: the engine defines the format.

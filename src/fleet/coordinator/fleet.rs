@@ -16,7 +16,7 @@ use super::engine_table::ExternalBackend;
 use super::hand_over::{self, EngineBusy};
 use super::registry::{DriverMaker, Registry};
 use super::stop::begin_stop;
-use super::{leftovers, reconcile, scale};
+use super::{leftovers, reconcile, scale, sharing};
 use crate::driver::LogLines;
 use crate::engine::journal::JournalError;
 use crate::engine::lifecycle::ChangeRefused;
@@ -44,13 +44,15 @@ pub enum LogError {
 pub struct Fleet {
     registry: Arc<Registry>,
     reconciling: AtomicBool,
+    /// The zero of the clock of turns.
+    begun: Instant,
 }
 
 impl Fleet {
     /// A fleet without engines. `maker` makes the driver of each engine that [`Fleet::apply`] adds.
     pub fn new(admission: Arc<Admission>, reported: Arc<ReportedModels>, maker: DriverMaker) -> Arc<Self> {
         let registry = Arc::new(Registry::new(admission, reported, maker));
-        Arc::new(Self { registry, reconciling: AtomicBool::new(false) })
+        Arc::new(Self { registry, reconciling: AtomicBool::new(false), begun: Instant::now() })
     }
 
     /// Opens the journal, unless it is open. Call it before the first [`Fleet::apply`].
@@ -131,6 +133,12 @@ impl Fleet {
     /// fewest replicas that it may be set to.
     pub async fn scale(&self, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
         scale::scale(&self.registry, pool, wanted, may_stop).await
+    }
+
+    /// Lets the engines that share a device take turns. One call takes one step: repeat it several
+    /// times a second.
+    pub async fn take_turns(&self) {
+        sharing::take_turns(&self.registry, self.begun).await;
     }
 
     /// The state of every engine, by name: managed ones, ones being stopped, and ones that wait

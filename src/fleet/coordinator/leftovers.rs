@@ -5,7 +5,6 @@
 //! the device of a leftover before it has stopped. During an upgrade, leftovers run until the old
 //! gateway has no requests. A failed stop is repeated until it succeeds or the gateway stops.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -131,6 +130,5 @@ fn write_stopped(journal: &Mutex<Journal>, mut record: JournalLine) -> std::io::
 
 /// A driver that finds and stops an engine by name.
 fn driver_of(name: &str, folder: &Path) -> ProcessDriver {
-    let (command, gpu) = (Words::default(), Vec::new());
-    ProcessDriver::new(name, Launch { command, port: 0, gpu, env: BTreeMap::new(), args: BTreeMap::new() }, folder)
+    ProcessDriver::new(name, Launch::of(Words::default(), 0), folder)
 }

@@ -5,7 +5,8 @@
 //! force: it starts new engines, stops removed ones ([`stop`]), and restarts changed ones, one at a
 //! time ([`rollout`]). Before that, engines of an earlier gateway that are no longer configured are
 //! stopped ([`leftovers`]). An upgrade gives the engines to the next gateway ([`hand_over`]).
-//! Autoscaling sets how many engines of a pool run ([`scale`]).
+//! Autoscaling sets how many engines of a pool run ([`scale`]). Engines that share a device take
+//! turns ([`sharing`]).
 //!
 //! All share one [`registry`] with the [table](engine_table) of engines. Bounds: one task per
 //! configured engine, and one per engine that is being stopped.
@@ -20,7 +21,9 @@ mod registry;
 mod rollout;
 mod scale;
 mod scales;
+mod sharing;
 mod stop;
+mod turns;
 
 pub use change::{ChangeStarted, RestartError, RestartRequest};
 pub use engine_table::ExternalBackend;

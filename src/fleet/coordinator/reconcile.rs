@@ -105,7 +105,7 @@ impl Rollouts {
         }
         // Stopped engines go first: they serve with the new flags while others are replaced.
         let serves =
-            |spec: &&EngineSpec| registry.context(&spec.name).is_some_and(|context| context.step() != Step::Idle);
+            |spec: &&EngineSpec| registry.context(&spec.name).is_some_and(|context| !context.step().is_at_rest());
         let Some(next) = engines.iter().filter(|spec| self.is_due(registry, spec)).min_by_key(serves) else {
             let recovering =
                 |spec: &EngineSpec| registry.context(&spec.name).is_some_and(|context| context.step() == Step::Recover);

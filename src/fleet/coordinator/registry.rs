@@ -5,6 +5,7 @@
 //! engines being stopped are consistent. It is held briefly, never across an await. The lock of an
 //! engine's state may be taken under it, never the other way round.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::engine_table::{EngineTable, ExternalBackend, Wanted};
 use super::scales::Scales;
+use super::sharing::{Turns, by_share};
 use crate::driver::SharedDriver;
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::{self, EngineHandle};
@@ -62,6 +64,8 @@ pub(super) struct Registry {
     closing: AtomicBool,
     /// State of autoscaling between two looks.
     scales: Mutex<Scales>,
+    /// Turns of engines that share a device.
+    turns: Mutex<Turns>,
     /// The latest time until which another gateway may have requests on the engines.
     beside: Mutex<Option<Instant>>,
     /// Whether this gateway gave the engines away and took them back.
@@ -104,6 +108,7 @@ impl Registry {
             others: Arc::default(),
             closing: AtomicBool::new(false),
             scales: Mutex::default(),
+            turns: Mutex::default(),
             beside: Mutex::default(),
             took_back: AtomicBool::new(false),
             replaced: Mutex::default(),
@@ -220,6 +225,17 @@ impl Registry {
         let table = self.table();
         let own = table.wanted.engines.iter().filter(|spec| spec.pool() == pool);
         own.filter_map(|spec| table.managed.get(&*spec.name)).map(|engine| engine.handle.clone()).collect()
+    }
+
+    /// Engines with a task that share a device, by the name of the share.
+    pub(super) fn sharing_engines(&self) -> BTreeMap<String, Vec<EngineHandle>> {
+        let table = self.table();
+        let managed = table.wanted.engines.iter().filter_map(|spec| table.managed.get(&*spec.name));
+        by_share(managed.map(|engine| engine.handle.clone()))
+    }
+
+    pub(super) fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock()
     }
 
     pub(super) fn scales(&self) -> MutexGuard<'_, Scales> {

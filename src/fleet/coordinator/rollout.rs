@@ -83,7 +83,7 @@ impl Rollout<'_> {
         let id = loop {
             // An operator may have made this change.
             let step = context.step();
-            if context.heads_for(&spec.configured) && (step.in_rotation() || step == Step::Idle) {
+            if context.heads_for(&spec.configured) && (step.in_rotation() || step.is_at_rest()) {
                 return Ok(());
             }
             let request = ChangeRequest { id: 0, to: spec.setup(), cut: false, hold: false };

@@ -104,7 +104,8 @@ fn pod_number(context: &EngineContext) -> Option<u32> {
 
 /// The replicas that the set needs to keep every pod that serves or may have requests.
 fn replicas_in_use(engines: &[EngineHandle]) -> u32 {
-    let in_use = |context: &Arc<EngineContext>| !matches!(context.step(), Step::Idle | Step::Hold | Step::Off);
+    let in_use =
+        |context: &Arc<EngineContext>| !matches!(context.step(), Step::Idle | Step::Asleep | Step::Hold | Step::Off);
     let contexts = engines.iter().map(|engine| &engine.context).filter(|context| in_use(context));
     contexts.filter_map(|context| Some(pod_number(context)? + 1)).max().unwrap_or(0)
 }
@@ -116,8 +117,8 @@ fn standing(context: &EngineContext, drained: &BTreeSet<BackendId>) -> Standing 
     match life.step {
         _ if is_drained || life.leaving => Standing::Away,
         Step::Hold | Step::Off => Standing::Away,
-        Step::Idle => Standing::Rests,
-        Step::Drain | Step::Stop if life.resting => Standing::Leaves,
+        Step::Idle | Step::Asleep => Standing::Rests,
+        Step::Drain | Step::Stop | Step::Sleep if life.resting => Standing::Leaves,
         Step::Backoff => Standing::BacksOff,
         Step::Ramp | Step::Serve if !life.withdrawn => Standing::Serves,
         step => {
@@ -135,7 +136,9 @@ fn lacks_room(context: &EngineContext) -> bool {
 /// One step for a pool. `None`: all engines should run. `may_stop`: serving engines may be stopped
 /// now. Returns the fewest replicas that the StatefulSet, if any, may be set to.
 pub(super) async fn scale(registry: &Registry, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
-    let engines = registry.engines_of(pool);
+    let mut engines = registry.engines_of(pool);
+    // Engines that share a device take turns, however many are wanted.
+    engines.retain(|engine| engine.context.spec().share().is_none());
     if registry.is_closing() {
         return u32::MAX;
     }

@@ -159,6 +159,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
         matches!(policy, Some(ArgValue::Text(policy)) if policy == "priority")
     }
 
+    /// Whether an engine with these settings can free the memory of its devices and take it back.
+    fn sleeps(&self, _settings: &EngineSettings) -> bool {
+        false
+    }
+
     /// The engine's log file, if it is on this machine.
     fn log_path(&self) -> Option<&Path> {
         None

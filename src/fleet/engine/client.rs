@@ -34,8 +34,7 @@ pub(super) struct ServedModel {
 }
 
 /// The models and adapters that an engine serves.
-///
-/// None for an engine of a kind that does not list models.
+/// The list is empty for a kind of engine that lists none.
 pub(super) async fn served_models(address: &Address, timeout: Duration) -> Result<Vec<ServedModel>, StepFailure> {
     if !address.engine.rules().lists_models {
         return Ok(Vec::new());

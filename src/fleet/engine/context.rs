@@ -35,6 +35,8 @@ pub(crate) struct EngineState {
     pub(crate) golden: Vec<(String, String)>,
     /// When the start began; `None` once the engine is in rotation.
     pub(crate) started: Option<Instant>,
+    /// How long the last wake took.
+    pub(crate) wake_took: Option<Duration>,
     /// How long the last start took.
     pub(crate) start_took: Option<Duration>,
     pub(crate) since: Instant,
@@ -82,6 +84,7 @@ impl EngineContext {
             golden: Vec::new(),
             started: None,
             start_took: None,
+            wake_took: None,
             since: Instant::now(),
             detail: String::new(),
             unwanted: Vec::new(),
@@ -248,6 +251,25 @@ impl EngineContext {
             state.start_took
         };
         self.show_start_time(took);
+    }
+
+    /// The engine wakes. It should take as long as the last time.
+    pub(crate) fn expect_awake(&self) {
+        let took = self.state.lock().wake_took;
+        if let (Some(took), Some(id)) = (took, self.backend_id()) {
+            self.admission.set_ready_at(id, Instant::now() + took);
+        }
+    }
+
+    /// The engine woke within this time.
+    pub(crate) fn note_awake(&self, took: Duration) {
+        {
+            let mut state = self.state.lock();
+            state.wake_took = Some(took);
+            state.history.wakes += 1;
+        }
+        tracing::info!(backend = %self.spec().name, "engine: it is awake after {:.1} s", took.as_secs_f64());
+        self.show_start_time(Some(took));
     }
 
     /// Records how long a start takes, for `Retry-After` while the engine is stopped.

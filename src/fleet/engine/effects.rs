@@ -14,7 +14,7 @@ use super::context::EngineContext;
 use super::lifecycle::{Event, RestartBlocked, Step, StepFailure};
 use super::preflight::check_replacement;
 use super::spec::EngineSpec;
-use super::{adapters, checks, client};
+use super::{adapters, checks, client, sleep_mode};
 use crate::driver::{EngineFailure, StopRules};
 use crate::{ReadyRules, wait_until_ready};
 use sluice_core::vllm::failure::Retryable;
@@ -40,6 +40,9 @@ pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
         Step::WarmUp => checks::warm_up(&context).await,
         Step::Ramp => ramp(&context).await,
         Step::Serve => serve(&context).await,
+        Step::Sleep => sleep_mode::fall_asleep(&context).await,
+        Step::Asleep => asleep(&context).await,
+        Step::Wake => sleep_mode::wake_up(&context).await,
         Step::Backoff => backoff(&context).await,
         Step::Recover | Step::Off | Step::Idle | Step::Hold => std::future::pending().await,
     };
@@ -51,7 +54,9 @@ pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
 
 /// Returns when an engine that should run has ended or hangs; never in a step without an engine.
 pub(super) async fn engine_lost(context: Arc<EngineContext>, step: Step) -> Event {
-    let watched = matches!(step, Step::Drain | Step::Adapters | Step::Golden | Step::WarmUp) || step.in_rotation();
+    let before_service = matches!(step, Step::Adapters | Step::Golden | Step::WarmUp);
+    let at_rest = matches!(step, Step::Sleep | Step::Asleep | Step::Wake);
+    let watched = step == Step::Drain || before_service || at_rest || step.in_rotation();
     if !watched {
         return std::future::pending().await;
     }
@@ -315,6 +320,15 @@ async fn serve(context: &EngineContext) -> Result<(), StepFailure> {
         () = settled => Ok(()),
         never = adapters::maintain(context) => never,
     }
+}
+
+/// Ends when the engine has slept for so long that it is stopped.
+async fn asleep(context: &EngineContext) -> Result<(), StepFailure> {
+    match context.spec().rules.asleep {
+        Some(longest) => sleep(longest).await,
+        None => std::future::pending().await,
+    }
+    Ok(())
 }
 
 async fn backoff(context: &EngineContext) -> Result<(), StepFailure> {

@@ -60,12 +60,14 @@ impl EngineHandle {
         self.send(Lifecycle::enable).await
     }
 
-    /// Begins to drain and stop the engine, because autoscaling wants fewer.
+    /// Begins to drain the engine, which then sleeps or is stopped, because it is not wanted now.
     ///
     /// # Errors
     /// It does not fit the present step, or the engine is being shut down.
     pub(crate) async fn rest(&self) -> CommandResult {
-        self.send(Lifecycle::rest).await
+        let context = &self.context;
+        let sleeps = context.driver.sleeps(&context.settings());
+        self.send(move |lifecycle| lifecycle.rest(sleeps)).await
     }
 
     /// Starts the engine again, or ends the drain.

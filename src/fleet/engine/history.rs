@@ -18,6 +18,8 @@ pub(crate) struct History {
     pub(crate) crashes: u64,
     /// When the running engine was started, seconds since 1970.
     pub(crate) started: Option<f64>,
+    /// How often the engine woke from sleep.
+    pub(crate) wakes: u64,
 }
 
 impl History {
@@ -35,11 +37,11 @@ impl History {
         self.started = None;
     }
 
-    /// Counts the end of a step as a crash if it lost the engine. Giving up a drain loses no
-    /// engine, and the end of an engine that is being stopped is no crash.
+    /// Counts the end of a step as a crash if it lost the engine. Giving up a drain or a sleep
+    /// loses no engine, and the end of an engine that is being stopped is no crash.
     pub(crate) fn ended(&mut self, step: Step, event: &Event) {
         let lost = match (step, event) {
-            (_, Event::Done) | (Step::Drain, Event::Failed(_)) => false,
+            (_, Event::Done) | (Step::Drain | Step::Sleep, Event::Failed(_)) => false,
             (step, _) => !matches!(step, Step::Recover | Step::Off | Step::Stop | Step::Backoff | Step::Hold),
         };
         self.crashes += u64::from(lost);

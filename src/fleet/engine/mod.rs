@@ -15,5 +15,6 @@ pub(crate) mod journal;
 pub(crate) mod lifecycle;
 pub(crate) mod preflight;
 mod recover;
+mod sleep_mode;
 pub(crate) mod spec;
 pub(crate) mod view;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::journal::Setup;
 use super::lifecycle::RestartRules;
 use crate::driver::{EngineSettings, StopRules};
-use sluice_config::{Address, Fleet as Rules, Target};
+use sluice_config::{Address, Fleet as Rules, Gpu, Target};
 use sluice_core::base::BackendId;
 
 /// A configured engine.
@@ -31,7 +31,7 @@ pub struct EngineSpec {
     pub identity: String,
     /// Digest of everything that only a restart changes.
     pub configured: String,
-    /// Whether autoscaling decides when it starts.
+    /// Whether it starts only when it is wanted: by autoscaling, or in its turn on a device.
     pub starts_on_demand: bool,
     /// Whether the pod is being deleted or is missing.
     pub leaving: bool,
@@ -77,10 +77,18 @@ impl EngineSpec {
     }
 
     /// The GPUs that it may use; `None`: any, or unknown.
-    fn devices(&self) -> Option<&[u16]> {
+    fn devices(&self) -> Option<&[Gpu]> {
         match &self.target {
             Target::Launch(launch) if !launch.gpu.is_empty() => Some(&launch.gpu),
             Target::Launch(_) | Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
+        }
+    }
+
+    /// The name of the device on which engines take turns, if it is one of them.
+    pub(crate) fn share(&self) -> Option<&str> {
+        match &self.target {
+            Target::Launch(launch) => launch.share.as_deref(),
+            Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
         }
     }
 

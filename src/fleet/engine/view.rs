@@ -57,6 +57,11 @@ pub struct EngineView {
     /// Duration of the last start, until the engine was in rotation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_seconds: Option<f64>,
+    /// How often the engine woke from sleep.
+    pub wakes_total: u64,
+    /// Duration of the last wake.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wake_seconds: Option<f64>,
     /// The last failure, while it is relevant, or a remark of the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -108,6 +113,8 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
         crashes_total: state.history.crashes,
         started: state.history.started,
         start_seconds: state.start_took.map(|took| took.as_secs_f64()),
+        wakes_total: state.history.wakes,
+        wake_seconds: state.wake_took.map(|took| took.as_secs_f64()),
         why: life.why.clone().or_else(|| context.driver.remark()),
     }
 }

@@ -160,7 +160,7 @@ fn devices(launch: &Launch, flags: &EffectiveFlags) -> Result<(), EngineFailure>
 
 /// Refuses a device that is listed twice.
 pub(super) fn distinct_devices(launch: &Launch) -> Result<(), EngineFailure> {
-    let mut seen = launch.gpu.clone();
+    let mut seen: Vec<_> = launch.gpu.iter().collect();
     seen.sort_unstable();
     match seen.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(twice) => bad(format!("gpu lists device {} twice", twice[0])),

@@ -269,7 +269,7 @@ mod tests {
         let script = format!("#!/bin/sh\necho >>{}\n{flags}", calls.display());
         write_program(&program, &script);
         let command = vec![program.display().to_string(), "serve".to_owned(), "m".to_owned()].into();
-        let launch = Launch { command, port: 1, gpu: Vec::new(), env: BTreeMap::new(), args: BTreeMap::new() };
+        let launch = Launch::of(command, 1);
         let times = || fs::read_to_string(&calls).unwrap().len();
         let state = folder.path().join("state");
         let (flags, others) = (InstalledFlagsCache::new(&state), InstalledFlagsCache::new(&state));

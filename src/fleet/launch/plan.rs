@@ -2,21 +2,22 @@
 //! stopped.
 //!
 //! The argv: `launch.command`, the settings as flags in alphabetical order, then `--host 127.0.0.1`
-//! and `--port` unless set. Of two equal flags argparse takes the last, so settings override the
-//! command.
+//! and `--port` unless set, and `--enable-sleep-mode` for a vLLM with `share`. Of two equal flags
+//! argparse takes the last, so settings override the command.
 //!
 //! The environment: the gateway's, `launch.env`, and these variables unless `launch.env` sets them:
 //! `CUDA_VISIBLE_DEVICES` from `gpu`; `CUDA_DEVICE_ORDER`, because `nvidia-smi` orders devices by
-//! bus; `VLLM_ALLOW_RUNTIME_LORA_UPDATING` with `enable-lora`, for adapters at run time (with
-//! several API servers vLLM would not start). `VLLM_CACHE_ROOT` is made absolute, so that each
-//! start finds the compiled graphs of the last one.
+//! bus; `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` from `mps_percent`; `VLLM_ALLOW_RUNTIME_LORA_UPDATING`
+//! with `enable-lora`, for adapters at run time (with several API servers vLLM would not start).
+//! `VLLM_CACHE_ROOT` is made absolute, so that each start finds the compiled graphs of the last
+//! one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::effective::EffectiveFlags;
 use super::installed_flags::InstalledFlags;
-use super::program::program_of;
+use super::program::{program_of, subcommand};
 use super::{by_table, checks, settings_rules};
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings, Notice, Redactor, exposed};
 use sluice_config::{ArgValue, Launch};
@@ -43,6 +44,32 @@ pub(crate) fn sequences(engine: EngineKind, launch: &Launch, settings: &EngineSe
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     let ranks = flags.int("data-parallel-size").unwrap_or(1).max(1);
     Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
+}
+
+/// The least default of `--gpu-memory-utilization`: later versions take more.
+const MEMORY_SHARE: f64 = 0.9;
+
+/// The part of a device's memory that the engine takes; `None`: unknown, since a script may set it,
+/// or set in bytes.
+pub(crate) fn memory_share(launch: &Launch, settings: &EngineSettings) -> Option<f64> {
+    let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
+    let is_known = !flags.incomplete && flags.text("kv-cache-memory-bytes").is_none();
+    is_known.then(|| flags.float("gpu-memory-utilization").unwrap_or(MEMORY_SHARE))
+}
+
+/// The flag of an engine that can sleep.
+const SLEEP_MODE: &str = "enable-sleep-mode";
+
+/// Whether the engine can sleep: its flags say so, or it is a vLLM that gets the flag because it
+/// shares a device.
+pub(crate) fn sleeps(launch: &Launch, settings: &EngineSettings) -> bool {
+    let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
+    flags.on(SLEEP_MODE) || gets_sleep_mode(launch, &flags)
+}
+
+/// Whether the flag is added. A script gets no flag that it may not know.
+fn gets_sleep_mode(launch: &Launch, flags: &EffectiveFlags) -> bool {
+    launch.share.is_some() && flags.text(SLEEP_MODE).is_none() && subcommand(&launch.command).is_some()
 }
 
 /// Whether the engine schedules by priority; vLLM's default is fcfs. For another program the words
@@ -134,6 +161,9 @@ impl LaunchPlan {
         let mut argv = vec![program.display().to_string()];
         argv.extend(launch.command[1..].iter().cloned());
         argv.extend(write::words(&args));
+        if gets_sleep_mode(launch, &flags) {
+            argv.push(format!("--{SLEEP_MODE}"));
+        }
         if flags.text("host").is_none() {
             argv.extend(["--host".to_owned(), "127.0.0.1".to_owned()]);
         }
@@ -146,6 +176,11 @@ impl LaunchPlan {
 
 fn environment_of_vllm(launch: &Launch, flags: &EffectiveFlags) -> BTreeMap<String, String> {
     let mut env = environment(launch);
+    if flags.on(SLEEP_MODE) || gets_sleep_mode(launch, flags) {
+        // vLLM's page for sleep exists only in this mode. The engine listens on loopback, and the
+        // gateway passes on no such page.
+        env.entry("VLLM_SERVER_DEV_MODE".to_owned()).or_insert_with(|| "1".to_owned());
+    }
     if flags.loads_adapters() {
         env.entry("VLLM_ALLOW_RUNTIME_LORA_UPDATING".to_owned()).or_insert_with(|| "1".to_owned());
     }
@@ -162,9 +197,12 @@ fn environment(launch: &Launch) -> BTreeMap<String, String> {
         *root = absolute.display().to_string();
     }
     if !launch.gpu.is_empty() {
-        let list: Vec<String> = launch.gpu.iter().map(u16::to_string).collect();
+        let list: Vec<String> = launch.gpu.iter().map(ToString::to_string).collect();
         env.entry("CUDA_VISIBLE_DEVICES".to_owned()).or_insert_with(|| list.join(","));
         env.entry("CUDA_DEVICE_ORDER".to_owned()).or_insert_with(|| "PCI_BUS_ID".to_owned());
+    }
+    if let Some(percent) = launch.mps_percent {
+        env.entry("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".to_owned()).or_insert_with(|| percent.to_string());
     }
     env
 }

@@ -10,18 +10,12 @@ use std::path::Path;
 use super::installed_flags::InstalledFlags;
 use super::*;
 use crate::driver::{AdapterRank, EngineFailure, EngineSettings};
-use sluice_config::Launch;
+use sluice_config::{Gpu, Launch};
 use sluice_core::engines::EngineKind;
 use sluice_core::vllm::failure::{FailureClass, Retryable};
 
 fn launch(command: &[&str]) -> Launch {
-    Launch {
-        command: command.iter().map(|word| (*word).to_owned()).collect(),
-        port: 8001,
-        gpu: Vec::new(),
-        env: BTreeMap::new(),
-        args: BTreeMap::new(),
-    }
+    Launch::of(command.iter().map(|word| (*word).to_owned()).collect(), 8001)
 }
 
 fn settings(json: &str) -> EngineSettings {
@@ -87,7 +81,7 @@ fn a_json_key_keeps_its_name_and_a_config_file_is_two_words() {
 #[test]
 fn devices_and_the_cache_reach_the_environment() {
     let mut launch = launch(&["sh", "serve", "m"]);
-    launch.gpu = vec![2, 3];
+    launch.gpu = vec![Gpu::Index(2), Gpu::Index(3)];
     launch.env = BTreeMap::from([("VLLM_CACHE_ROOT".to_owned(), "cache/vllm".to_owned().into())]);
     let plan = LaunchPlan::new(EngineKind::Vllm, &launch, &EngineSettings::default(), None).unwrap();
     assert_eq!(
@@ -164,12 +158,12 @@ fn settings_are_checked_against_the_flags_of_the_command() {
 #[test]
 fn more_devices_than_are_listed_are_refused() {
     let mut launch = launch(&["sh", "serve", "m"]);
-    launch.gpu = vec![0];
+    launch.gpu = vec![Gpu::Index(0)];
     let failure =
         LaunchPlan::new(EngineKind::Vllm, &launch, &settings(r#"{"tensor-parallel-size": 2}"#), Some(&known()))
             .unwrap_err();
     assert!(failure.to_string().contains("needs 2 devices, gpu lists 1"), "{failure}");
-    launch.gpu = vec![0, 1];
+    launch.gpu = vec![Gpu::Index(0), Gpu::Index(1)];
     let mut of = |words: &[&str], json: &str| {
         launch.command = ["sh", "serve", "m"].iter().chain(words).map(|word| (*word).to_owned()).collect();
         LaunchPlan::new(EngineKind::Vllm, &launch, &settings(json), None)

@@ -16,6 +16,9 @@ use sluice_core::openai::{RequestView, Route, kserve};
 /// The cost of the request, if it is not counted in tokens.
 pub(super) fn cost(table: &RoutingTable, model: &ModelRoute, incoming: &IncomingRequest) -> Option<u64> {
     let pool = &table.pools[*model.pools.first()?];
+    if incoming.route.is_tunnel() {
+        return Some(1);
+    }
     match &pool.cost {
         Some(_) => Some(by_rule(pool, incoming)),
         None => (pool.engine.rules().does_jobs || incoming.route.is_job()).then_some(1),
@@ -50,5 +53,46 @@ pub(super) fn opaque(incoming: &IncomingRequest) -> RequestView<'_> {
         model: model.map(Cow::Borrowed),
         stream: incoming.route == Route::GenerateStream,
         ..RequestView::empty(incoming.route)
+    }
+}
+
+/// The view of a request for a WebSocket: the query names the model.
+pub(super) fn tunnel(incoming: &IncomingRequest) -> RequestView<'_> {
+    let query = incoming.path.split_once('?').map_or("", |(_, query)| query);
+    let model = query.split('&').find_map(|pair| pair.strip_prefix("model="));
+    RequestView { model: model.map(decoded), ..RequestView::empty(incoming.route) }
+}
+
+/// A value of a query, decoded as far as it is UTF-8.
+fn decoded(value: &str) -> Cow<'_, str> {
+    if !value.contains(['%', '+']) {
+        return value.into();
+    }
+    let (mut bytes, mut rest) = (Vec::with_capacity(value.len()), value.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        let hex = after.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(if *first == b'+' { b' ' } else { *first });
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decoded;
+
+    #[test]
+    fn values_of_a_query_are_decoded() {
+        for (value, wanted) in [("a", "a"), ("a%2Fb+c", "a/b c"), ("%zz%4", "%zz%4"), ("%ff", "\u{fffd}"), ("", "")] {
+            assert_eq!(decoded(value), wanted);
+        }
     }
 }

@@ -23,7 +23,7 @@
 //!
 //! Shadow arms of experiments get copies of requests (`copies.rs`), which no client sees and which
 //! give way to requests. Requests that name a stored response instead of a model take a shorter
-//! path (`stored.rs`).
+//! path (`stored.rs`), and so do WebSockets (`tunnel.rs`).
 //!
 //! Nothing here outlives the request: dropping the future returns the lease, closes the upstream
 //! connection and writes the record.
@@ -67,6 +67,7 @@ mod pump;
 mod forward;
 mod shadow;
 mod stored;
+mod tunnel;
 
 #[cfg(test)]
 mod tests;
@@ -94,9 +95,10 @@ pub use exchange::{
 pub use incoming::IncomingRequest;
 pub use priority::PRIORITY;
 pub use record::{Outcome, Record, RecordGuard, Recorder};
-pub use respond::{ERROR_CODE, refuse};
+pub use respond::{ERROR_CODE, complete_head, refuse};
 pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
 pub use trace::{RequestTrace, Step, StepKind};
+pub use tunnel::{TunnelRequest, path_of as tunnel_path};
 
 /// This fraction (one in `RESPONSE_PARTS`) of the memory for slow clients is kept free for
 /// newcomers.

@@ -93,7 +93,8 @@ pub(super) async fn prepare<R: Recorder>(
     record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
     // Only one backend can continue a stored response, and a job's path may name the model.
     let assign = || assign::assign(incoming, &view, model.route, placement.home, record);
-    let assigned = (continued.is_none() && !incoming.route.is_job()).then(assign).flatten();
+    let assigned =
+        (continued.is_none() && !incoming.route.is_job() && !incoming.route.is_tunnel()).then(assign).flatten();
     let pinned = assigned.as_ref().is_some_and(|assigned| assigned.arm().pool.is_some());
     let target = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
     let (arm, placement) = target.map_or((None, placement), |(arm, placement)| (Some(arm), placement));
@@ -165,7 +166,8 @@ fn asks(incoming: &IncomingRequest, view: &RequestView<'_>, model: ModelKey, tok
     let path = incoming.path.split('?').next();
     Asks {
         model: Some(model),
-        route: Some(incoming.route).filter(|route| route.path() == path),
+        // Lists of routes have no WebSockets.
+        route: Some(incoming.route).filter(|route| route.path() == path && !route.is_tunnel()),
         prompt_tokens: view.shape.longest_prompt(tokens, view.prompts),
         output_tokens: view.max_output.unwrap_or(0),
         ..Asks::default()
@@ -237,6 +239,9 @@ fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
     }
     if incoming.route.is_opaque() {
         return Ok(job::opaque(incoming));
+    }
+    if incoming.route.is_tunnel() {
+        return Ok(job::tunnel(incoming));
     }
     let is_form = incoming.route.makes_media() && incoming.content_type.starts_with("multipart/form-data");
     let view = match incoming.route.is_multipart() || is_form {
@@ -337,7 +342,7 @@ fn need(
     let (bounds, limit) = (OutputBounds::of(view), limit.unwrap_or(u64::MAX));
     let of_all = |tokens: u64| tokens.saturating_mul(sequences.into()).min(MAX_TOKENS.0);
     let demanded = of_all(bounds.min.min(bounds.max.unwrap_or(u64::MAX)));
-    let expected = match view.route.is_job() {
+    let expected = match view.route.is_job() || view.route.is_tunnel() {
         true => 0,
         false => of_all(model.estimator.expect_output(client, bounds)),
     };

@@ -96,7 +96,7 @@ pub async fn refuse<D: Downstream, R: Recorder>(
 }
 
 /// Completes the head of an engine's response for the client, and notes it in the record.
-pub(super) fn complete_head(head: &mut ResponseHead, record: &mut Record) {
+pub fn complete_head(head: &mut ResponseHead, record: &mut Record) {
     add_gateway_headers(&mut head.headers, record);
     record.status = Some(head.status);
 }

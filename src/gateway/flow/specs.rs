@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use super::routing_table::limits_of;
 use crate::pool::{BackendSpec, HealthRules, PoolRules, PoolSpec, QueueOrder};
-use sluice_config::{Address, Config, Order as ConfiguredOrder, SchedulingPolicy};
+use sluice_config::{Address, Config, Order as ConfiguredOrder, SchedulingPolicy, Target};
 
 /// The pools of a configuration.
 pub fn pools(config: &Config) -> Vec<PoolSpec> {
-    config.pools.iter().map(pool).collect()
+    config.pools.iter().map(|own| pool(own, &config.fleet)).collect()
 }
 
 /// The health rules of a configuration.
@@ -28,7 +28,17 @@ pub fn health_rules(health: &sluice_config::Health) -> HealthRules {
     }
 }
 
-fn pool(pool: &sluice_config::Pool) -> PoolSpec {
+/// How long requests wait for an engine while none of the pool runs; `None`: not at all.
+fn hold(pool: &sluice_config::Pool, fleet: &sluice_config::Fleet) -> Option<Duration> {
+    let takes_turns = |backend: &sluice_config::Backend| match &backend.target {
+        Target::Launch(launch) => launch.share.is_some(),
+        Target::Url(_) | Target::Control(..) | Target::Pod(..) => false,
+    };
+    let for_first = pool.autoscale.filter(|autoscale| autoscale.min == 0).map(|autoscale| autoscale.hold);
+    for_first.or_else(|| pool.backends.iter().any(takes_turns).then_some(fleet.share_hold))
+}
+
+fn pool(pool: &sluice_config::Pool, fleet: &sluice_config::Fleet) -> PoolSpec {
     PoolSpec {
         name: pool.name.as_str().into(),
         rules: PoolRules {
@@ -36,7 +46,7 @@ fn pool(pool: &sluice_config::Pool) -> PoolSpec {
             limits: limits_of(pool),
             queue_length: pool.queue.length,
             queue_timeout: pool.queue.timeout,
-            hold: pool.autoscale.filter(|autoscale| autoscale.min == 0).map(|autoscale| autoscale.hold),
+            hold: hold(pool, fleet),
             order: order(&pool.queue),
             by_priority: pool.scheduling_policy.map(|policy| policy == SchedulingPolicy::Priority),
         },

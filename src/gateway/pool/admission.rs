@@ -287,6 +287,11 @@ impl Admission {
         self.shared.lock().load()
     }
 
+    /// For each pool with waiting requests, when the oldest of them arrived.
+    pub fn oldest_waiting(&self) -> Vec<(PoolId, Instant)> {
+        self.shared.lock().oldest_waiting()
+    }
+
     /// Checks the invariants of queues, tickets and capacity (for tests).
     pub fn check_invariants(&self) -> Result<(), String> {
         self.shared.lock().check_invariants()

@@ -152,6 +152,18 @@ impl AdmissionState {
         shown.collect()
     }
 
+    pub(super) fn oldest_waiting(&self) -> Vec<(PoolId, Instant)> {
+        let mut oldest: Vec<(PoolId, Instant)> = Vec::new();
+        for waiter in self.waiters.iter().flatten().filter(|waiter| waiter.outcome.is_none()) {
+            let (home, arrived) = (waiter.request.home, waiter.request.arrived);
+            match oldest.iter_mut().find(|(pool, _)| *pool == home) {
+                Some((_, first)) => *first = arrived.min(*first),
+                None => oldest.push((home, arrived)),
+            }
+        }
+        oldest
+    }
+
     pub(super) fn view(&self) -> Vec<PoolView> {
         let shown = self.pools.iter().enumerate().map(|(index, pool)| PoolView {
             id: PoolId::new(index),

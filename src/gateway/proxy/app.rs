@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderValue};
-use http::{HeaderMap, Method, StatusCode, Version};
+use http::header::{CONTENT_TYPE, EXPECT};
+use http::{HeaderMap, Method, Version};
 use pingora::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
 use pingora::http::RequestHeader;
 use pingora::protocols::http::ServerSession;
@@ -34,22 +34,19 @@ use super::engine_origins::{Asker, EngineOrigins};
 use super::head::{self, HeadTimes, NoHead, too_many};
 use super::headers::{self, RequestIds};
 use super::local::{self, LocalResponse, LocalRoutes};
+use super::proxy_flow::{ProxyFlow, refuse_head};
 use super::socket::ClientHandle;
 use super::trust;
-use super::upstream::UpstreamConnector;
+use super::tunnel;
 use crate::flow::keys::ApiKey;
 use crate::flow::record::client_text;
-use crate::flow::{ERROR_CODE, Flow, IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
+use crate::flow::{IncomingRequest, Outcome, RecordGuard, RequestTrace, RoutingTable, refuse};
 use crate::origin::Origin;
 use crate::shares::{Owner, network};
 use crate::telemetry::Telemetry;
-use sluice_config::Cors;
 use sluice_config::limits::RETRY_AFTER_MIN;
 use sluice_core::openai::route::canonical;
-use sluice_core::openai::{ErrorFormat, Refusal, Route, ShedReason, invocation};
-
-/// The request path between sockets, compiled once, with this crate.
-pub type ProxyFlow = Flow<UpstreamConnector, Arc<Telemetry>>;
+use sluice_core::openai::{Refusal, Route, ShedReason, invocation};
 
 /// The client side of the gateway.
 #[derive(Debug)]
@@ -119,7 +116,8 @@ impl Gateway {
         let bare = path.split('?').next().unwrap_or("/");
         let route = table.route(bare);
         let begun = Instant::now();
-        let mut checked = head::check(session).map_err(Rejected::Unreadable);
+        let may_upgrade = route.is_some_and(Route::is_tunnel);
+        let mut checked = head::check(session, may_upgrade).map_err(Rejected::Unreadable);
         let client = self.client(session, &table);
         let has_place = has_place(session, client);
         let is_served = checked.is_ok() && has_place;
@@ -158,7 +156,11 @@ impl Gateway {
                 if let Some(page) = &page {
                     self.origins.refresh(&self.flow, page, Asker::Accepted);
                 }
+                let is_tunnel = accepted.route.is_tunnel();
                 let incoming = incoming(session, accepted, path, ids, trace, client);
+                if is_tunnel {
+                    return Box::pin(tunnel::serve(&self.flow, session, incoming, origin)).await;
+                }
                 let pause = incoming.routing.timeouts().send;
                 let mut client = DownstreamConnection::new(session, origin, pause);
                 self.flow.run(incoming, &mut client).await;
@@ -332,7 +334,12 @@ impl Gateway {
         if route == Route::Invocations {
             headers::check_invocation(&session.req_header().headers)?;
         }
-        Ok((route, headers::authenticate(&session.req_header().headers, table)?))
+        let key = headers::authenticate(&session.req_header().headers, table)?;
+        if route.is_tunnel() && !tunnel::is_wanted(session) {
+            let message = "this path is a WebSocket: connect with HTTP/1.1 and Upgrade: websocket".to_owned();
+            return Err(Refusal::BadRequest { message, param: None });
+        }
+        Ok((route, key))
     }
 
     /// Serves one request of a connection; `None`: the connection has ended.
@@ -467,24 +474,4 @@ fn expectation(session: &ServerSession) -> Option<bool> {
     let request = session.req_header();
     let expected = request.headers.get(EXPECT).filter(|_| request.version > Version::HTTP_10)?;
     Some(expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
-}
-
-async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &ProxyFlow) {
-    session.set_keepalive(None);
-    let mut record = RecordGuard::new(flow.recorder(), None, "-".into(), Instant::now());
-    record.outcome = Outcome::Refused;
-    record.refused = Some(refusal.code());
-    record.client = shown(peer(session), &flow.routing_table().config);
-    let mut parts = http::Response::new(()).into_parts().0;
-    parts.status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::BAD_REQUEST);
-    record.status = Some(parts.status);
-    let body = Bytes::from(refusal.body(ErrorFormat::OpenAi));
-    parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-    parts.headers.insert(ERROR_CODE, HeaderValue::from_static(refusal.code()));
-    if flow.routing_table().config.server.cors == Some(Cors::Any) {
-        parts.headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-    }
-    let response = pingora::http::ResponseHeader::from(parts);
-    let _ = timeout(SETTLE, session.write_error_response(response, body)).await;
 }

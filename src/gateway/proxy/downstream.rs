@@ -123,7 +123,7 @@ impl Downstream for DownstreamConnection<'_> {
 
 /// Waits until the socket has all bytes, or has accepted none for `pause`: then the client has
 /// left. Nearly every write is accepted at once and needs no timer.
-async fn send<T, E>(
+pub(super) async fn send<T, E>(
     sending: impl Future<Output = Result<T, E>>,
     socket: Option<&SocketState>,
     pause: Duration,

@@ -14,7 +14,7 @@
 //! | `Transfer-Encoding` with a coding other than `chunked` | 501 | RFC 9112 6.1, nginx |
 //! | `chunked` twice | 400 | RFC 9112 6.1 (nginx: 501) |
 //! | CONNECT | 501 | RFC 9110 9.1 (nginx: 400 or 405) |
-//! | upgrade to a WebSocket | 501 | a WebSocket client cannot continue without it |
+//! | upgrade to a WebSocket, except on `/v1/realtime` | 501 | the client cannot go on without it |
 //!
 //! Every other `Upgrade` is ignored, as RFC 9110 (7.8) allows and nginx and HAProxy do: some
 //! clients offer HTTP/2 in every request.
@@ -121,7 +121,8 @@ fn refused(error: &pingora::Error) -> NoHead {
     NoHead::Refused(if large { Refusal::HeadersTooLarge } else { invalid("the request line or a header is malformed") })
 }
 
-pub(super) fn check(session: &ServerSession) -> Result<(), Refusal> {
+/// Checks framing and host. `may_upgrade`: whether the path can become a WebSocket.
+pub(super) fn check(session: &ServerSession, may_upgrade: bool) -> Result<(), Refusal> {
     let request = session.req_header();
     if request.method == Method::CONNECT {
         return Err(Refusal::UpgradeRefused);
@@ -138,7 +139,10 @@ pub(super) fn check(session: &ServerSession) -> Result<(), Refusal> {
         }
     }
     let web_socket = |value: &[u8]| value.trim_ascii().eq_ignore_ascii_case(b"websocket");
-    if session.is_upgrade_req() && request.headers.get_all(UPGRADE).iter().any(|value| web_socket(value.as_bytes())) {
+    if !may_upgrade
+        && session.is_upgrade_req()
+        && request.headers.get_all(UPGRADE).iter().any(|value| web_socket(value.as_bytes()))
+    {
         return Err(Refusal::UpgradeRefused);
     }
     Ok(())

@@ -17,9 +17,11 @@
 //! | `trust.rs`, `proxy_protocol.rs` | the client's address behind proxies |
 //! | `downstream.rs` | the client as the request path sees it |
 //! | `upstream/` | the engine as the request path sees it: connections, exchanges, responses |
+//! | `tunnel.rs`, `web_socket.rs` | WebSockets |
 //! | `transport.rs` | a client's connection: TLS or plain, HTTP/1.1 or HTTP/2 |
 //! | `socket.rs` | a client's socket: gathered writes, detection of disconnects |
 //! | `http2.rs`, `frames.rs` | an HTTP/2 connection and its limits |
+//! | `proxy_flow.rs` | the type of the request path; refused heads |
 //! | `after.rs` | the end of a connection after a request |
 //! | `headers.rs` | forwarded headers |
 //! | `listener.rs`, `ending.rs` | accepting connections, shutdown, hand-over to another process |
@@ -33,6 +35,7 @@ mod engine_origins;
 mod body;
 mod cors;
 mod decode;
+mod proxy_flow;
 mod proxy_protocol;
 mod downstream;
 mod ending;
@@ -44,11 +47,14 @@ mod listener;
 mod local;
 mod socket;
 mod transport;
+mod tunnel;
 mod upstream;
+mod web_socket;
 
-pub use app::{Gateway, ProxyFlow};
+pub use app::Gateway;
 pub use clients::ClientLimits;
 pub use ending::{Ending, Ends};
 pub use listener::{ListenError, Listener, listen};
 pub use local::LocalRoutes;
+pub use proxy_flow::ProxyFlow;
 pub use upstream::UpstreamConnector;

@@ -46,6 +46,7 @@ use super::records;
 use super::series::{self, PoolSeries, Series, SeriesTable};
 use super::totals::{TotalsTable, TotalsView};
 use super::tuner::{self, TunerView};
+use super::tunnels::{TunnelBytes, TunnelCounters};
 use crate::experiment::ExperimentReport;
 use crate::flow::keys::{KeyInFlight, KeyTokens};
 use crate::flow::owner::KeyWork;
@@ -65,6 +66,7 @@ pub struct Telemetry {
     overhead_estimate: Histogram,
     overhead_connect: Histogram,
     client_wait: Histogram,
+    tunnels: TunnelCounters,
     reloads: IntCounterVec,
     certificates: IntGaugeVec,
     slo_targets: GaugeVec,
@@ -146,6 +148,7 @@ impl Telemetry {
             overhead_connect: overhead.with_label_values(&["connect"]),
             client_wait: client_wait.with_label_values::<&str>(&[]),
             by_engine,
+            tunnels: TunnelCounters::new(&registry),
             continued: ContinuedCounters::new(&registry),
             totals: TotalsTable::default(),
             registry,
@@ -162,6 +165,11 @@ impl Telemetry {
             started: Instant::now(),
             finished: LastRequests::default(),
         }
+    }
+
+    /// The counters of bytes of the WebSockets of a pool.
+    pub fn tunnel_bytes(&self, pool: &str) -> TunnelBytes {
+        self.tunnels.of(pool)
     }
 
     /// Adds families, whose metrics `read` adds at scrape time, to the metrics page. A second call

@@ -21,6 +21,10 @@ pub struct EngineMetrics {
     pub restarts: u64,
     /// How often the engine died, hung or did not come up, since the gateway started.
     pub crashes: u64,
+    /// How often the engine woke from sleep.
+    pub wakes: u64,
+    /// Duration of the last wake.
+    pub wake_seconds: Option<f64>,
     /// Start time, seconds since 1970; `None` while no engine runs.
     pub started: Option<f64>,
 }
@@ -63,8 +67,14 @@ pub(super) const PAGES: [Family; 6] = [
     families::VLLM_PREFIX_QUERIES,
     families::VLLM_PREFIX_HITS,
 ];
-pub(super) const FAMILIES: [Family; 4] =
-    [families::ENGINE_RESTARTS, families::ENGINE_CRASHES, families::ENGINE_PHASE, families::ENGINE_START];
+pub(super) const FAMILIES: [Family; 6] = [
+    families::ENGINE_RESTARTS,
+    families::ENGINE_CRASHES,
+    families::ENGINE_WAKES,
+    families::ENGINE_WAKE_SECONDS,
+    families::ENGINE_PHASE,
+    families::ENGINE_START,
+];
 pub(super) const WANTED: [Family; 2] = [families::ENGINES_WANTED, families::ENGINE_START_EXPECTED];
 
 pub(super) fn add(engines: &[EngineMetrics], phases: &[&str], page: &mut Page) {
@@ -72,6 +82,10 @@ pub(super) fn add(engines: &[EngineMetrics], phases: &[&str], page: &mut Page) {
         let labels = [&*engine.pool, &engine.backend];
         page.add(&families::ENGINE_RESTARTS, &labels, engine.restarts as f64);
         page.add(&families::ENGINE_CRASHES, &labels, engine.crashes as f64);
+        page.add(&families::ENGINE_WAKES, &labels, engine.wakes as f64);
+        if let Some(seconds) = engine.wake_seconds {
+            page.add(&families::ENGINE_WAKE_SECONDS, &labels, seconds);
+        }
         page.add_states(&families::ENGINE_PHASE, &labels, phases.iter().copied(), &engine.phase);
         if let Some(started) = engine.started {
             page.add(&families::ENGINE_START, &labels, started);

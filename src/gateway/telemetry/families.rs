@@ -200,6 +200,10 @@ families! {
         "Starts after the first of an engine that the gateway runs, planned or not, since the gateway started";
     ENGINE_CRASHES: "sluice_engine_crashes_total" MetricKind::Counter, BACKEND,
         "Failures of an engine that the gateway runs (it died, hung or did not come up) since the gateway started";
+    ENGINE_WAKES: "sluice_engine_wakes_total" MetricKind::Counter, BACKEND,
+        "How often an engine that the gateway runs woke from sleep, since the gateway started";
+    ENGINE_WAKE_SECONDS: "sluice_engine_wake_seconds" MetricKind::Gauge, BACKEND,
+        "Duration of the last wake of an engine that the gateway runs, until it was healthy; absent before the first";
     ENGINE_PHASE: "sluice_engine_phase" MetricKind::Gauge, &["pool", "backend", "phase"],
         "1 for the current phase of an engine that the gateway runs (start, warm_up, serve, drain, backoff, hold, \
          ...), 0 for every other phase";
@@ -208,6 +212,8 @@ families! {
     CLIENT_WAIT_SECONDS: "sluice_client_wait_seconds" MetricKind::Histogram(OTHER_DURATION), &[],
         "Time for which bytes of a response waited until the client took them; requests whose client never kept a \
          byte waiting are left out";
+    TUNNEL_BYTES: "sluice_tunnel_bytes_total" MetricKind::Counter, &["pool", "direction"],
+        "Bytes of WebSockets (/v1/realtime), by direction: to_engine, to_client";
     OVERHEAD_SECONDS: "sluice_overhead_seconds" MetricKind::Histogram(OVERHEAD), &["stage"],
         "Time added by the gateway: estimate (read, authorize, estimate and place the request), connect (get a \
          connection); sluice_queue_wait_seconds has the time in the queue";

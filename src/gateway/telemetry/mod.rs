@@ -39,6 +39,7 @@ mod merge;
 mod series;
 mod by_engine;
 mod continued;
+mod tunnels;
 pub mod totals;
 
 #[cfg(any(test, feature = "testing"))]
@@ -57,3 +58,4 @@ pub use history::Resolution;
 pub use history_report::{EstimateAccuracy, HistoryReport, HistoryRow, PartsOfGroup, Points, Tails, TtftParts};
 pub use recent::{Quantiles, WindowStats};
 pub use tuner::TunerView;
+pub use tunnels::TunnelBytes;

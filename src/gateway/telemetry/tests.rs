@@ -185,7 +185,7 @@ fn the_tuner_gets_every_record_that_is_counted_and_is_on_the_page() {
 
 fn engine() -> EngineMetrics {
     let (pool, backend, phase) = ("short".to_owned(), "a".to_owned(), "serve".to_owned());
-    EngineMetrics { pool, backend, phase, restarts: 2, crashes: 1, started: None }
+    EngineMetrics { pool, backend, phase, restarts: 2, crashes: 1, wakes: 3, wake_seconds: None, started: None }
 }
 
 #[test]
@@ -196,6 +196,7 @@ fn an_engine_shows_its_phase_among_all_and_no_start_while_none_runs() {
     for (series, wanted) in [
         ("sluice_engine_restarts_total{backend=\"a\",pool=\"short\"}", 2.0),
         ("sluice_engine_crashes_total{backend=\"a\",pool=\"short\"}", 1.0),
+        ("sluice_engine_wakes_total{backend=\"a\",pool=\"short\"}", 3.0),
         ("sluice_engine_phase{backend=\"a\",phase=\"serve\",pool=\"short\"}", 1.0),
         ("sluice_engine_phase{backend=\"a\",phase=\"start\",pool=\"short\"}", 0.0),
     ] {
@@ -253,8 +254,11 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
     mixed().iter().for_each(|record| telemetry.record(record));
     telemetry.certificate(std::path::Path::new("tls/server.pem"), 2_208_988_800);
     telemetry.show_experiments(|| vec![experiment()]);
+    telemetry.tunnel_bytes("short").to_client.inc_by(2);
     telemetry.show_tuner(|| TunerView { events: vec![("kept", 3)], ..TunerView::default() }, |_| ());
-    telemetry.show_engines(vec!["serve"], || vec![EngineMetrics { started: Some(1.0), ..engine() }]);
+    telemetry.show_engines(vec!["serve"], || {
+        vec![EngineMetrics { started: Some(1.0), wake_seconds: Some(0.5), ..engine() }]
+    });
     let page = telemetry.page();
     // Absent without a collector (see `otlp/tests.rs`), and without records.
     let absent = ["sluice_trace", "sluice_metrics_exports", "sluice_records"];

@@ -14,6 +14,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::http::routes;
@@ -21,7 +22,7 @@ use crate::observe::stats::Ended;
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
 use crate::real_time::engine_loop::EngineLoop;
-use crate::real_time::state::ServerState;
+use crate::real_time::state::{MemoryOrder, ServerState};
 
 /// Time for a connection to end after the server was stopped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -108,6 +109,14 @@ impl Handle {
     /// Injects a fault; [`Fault::None`] removes all faults.
     pub fn fault(&self, fault: Fault) {
         self.shared.fault(fault);
+    }
+
+    /// Orders about the memory of the simulated device, when the engine sleeps and wakes. Without a
+    /// receiver, memory is not simulated.
+    pub fn memory_orders(&self) -> mpsc::Receiver<MemoryOrder> {
+        let (orders, inbox) = mpsc::channel(1);
+        *self.shared.memory.lock() = Some(orders);
+        inbox
     }
 
     /// Resolves when the engine has died.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::command::{Command, Control};
@@ -17,6 +17,15 @@ use crate::observe::stats::Stats;
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
 use crate::unix_time::unix_seconds;
+
+/// An order to the process that holds the memory of the simulated device.
+#[derive(Debug)]
+pub struct MemoryOrder {
+    /// Take the memory, or free it.
+    pub held: bool,
+    /// Whether that was possible.
+    pub done: oneshot::Sender<bool>,
+}
 
 /// State that the HTTP side and the engine loop of one server share.
 #[derive(Debug)]
@@ -45,6 +54,8 @@ pub(crate) struct ServerState {
     pub(crate) stop: CancellationToken,
     /// Closes connections immediately, even in the middle of a response.
     pub(crate) killed: CancellationToken,
+    /// The process that holds the memory of the simulated device; `None`: memory is not simulated.
+    pub(crate) memory: Mutex<Option<mpsc::Sender<MemoryOrder>>>,
     pub(super) inbox: Mutex<Vec<Command>>,
     /// Signalled when a command is added to the inbox.
     pub(super) arrived: Notify,
@@ -75,9 +86,17 @@ impl ServerState {
             dead: CancellationToken::new(),
             stop: CancellationToken::new(),
             killed: CancellationToken::new(),
+            memory: Mutex::default(),
             inbox: Mutex::default(),
             arrived: Notify::new(),
         }
+    }
+
+    /// Takes the memory of the simulated device, or frees it. Returns whether that was possible.
+    pub(crate) async fn hold_memory(&self, held: bool) -> bool {
+        let Some(orders) = self.memory.lock().clone() else { return true };
+        let (done, result) = oneshot::channel();
+        orders.send(MemoryOrder { held, done }).await.is_ok() && result.await.unwrap_or(false)
     }
 
     /// Adds a command to the inbox and wakes the engine loop.

@@ -173,6 +173,7 @@ fn engines() -> Vec<Panel> {
     let running = "time() - max by (job, pool, backend) (sluice_engine_start_seconds{@pool} > 0)";
     let count = |family: &str| format!("sum by (job, pool, backend) (increase({family}{{@pool}}[1h]))");
     let external = "no engine is run by the gateway";
+    let never = "no engine has slept";
     let fixed = "no pool has autoscale";
     let wanted = "max by (job, pool) (sluice_engines_wanted{@pool})";
     let ready = "sum by (job, pool) (max by (job, pool, backend) (sluice_backend_state{@pool,state=\"ready\"}))";
@@ -192,6 +193,19 @@ fn engines() -> Vec<Panel> {
             ],
         )
         .about("Starts after the first, and failures, within the last hour"),
+        lines(
+            "Bytes of WebSockets",
+            "Bps",
+            vec![
+                adds("sum by (job, pool, direction) (rate(sluice_tunnel_bytes_total{@pool}[$__rate_interval]))", "{{pool}} {{direction}}")
+                    .or_empty("no client uses /v1/realtime"),
+            ],
+        )
+        .about("Bytes per second of WebSockets, by direction"),
+        lines("Wakes in an hour", "none", vec![adds(count("sluice_engine_wakes_total"), "{{pool}}/{{backend}}").or_empty(external)])
+            .about("How often each engine woke from sleep within the last hour"),
+        lines("Last wake", "s", vec![between("max by (job, pool, backend) (sluice_engine_wake_seconds{@pool})", "{{pool}}/{{backend}}").or_empty(never)])
+            .about("Duration of the last wake of each engine"),
         lines(
             "Engines wanted",
             "none",

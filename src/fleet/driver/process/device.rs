@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
-use sluice_config::Launch;
+use sluice_config::{Gpu, Launch};
 
 /// MiB that a CUDA context or a monitoring tool may take meanwhile.
 const SLACK_MIB: u64 = 256;
@@ -77,8 +77,9 @@ impl Devices {
             .unwrap_or_default();
         // Names such as GPU-1a2b... are no indices, so the devices are unknown.
         let indices: Option<Vec<u16>> = visible.split(',').map(|index| index.trim().parse().ok()).collect();
-        let indices = if launch.gpu.is_empty() { indices.unwrap_or_default() } else { launch.gpu.clone() };
-        Self::new("nvidia-smi", indices)
+        let configured = || launch.gpu.iter().map(index).collect::<Option<Vec<u16>>>();
+        let indices = if launch.gpu.is_empty() { indices } else { configured() };
+        Self::new("nvidia-smi", indices.unwrap_or_default())
     }
 
     /// Counts an engine on these devices while the result lives.
@@ -145,6 +146,15 @@ impl Devices {
     }
 }
 
+/// The index of a whole GPU. `nvidia-smi` lists no memory of slices in this form, so the devices of
+/// an engine with names count as unknown.
+fn index(device: &Gpu) -> Option<u16> {
+    match device {
+        Gpu::Index(index) => Some(*index),
+        Gpu::Name(_) => None,
+    }
+}
+
 fn is_back(now: &MemoryInUse, baseline: &MemoryInUse) -> bool {
     baseline.iter().all(|(index, before)| now.get(index).is_some_and(|used| *used <= before + SLACK_MIB))
 }
@@ -201,13 +211,13 @@ mod tests {
 
     #[test]
     fn the_devices_of_an_engine_are_those_that_it_may_see() {
-        let indices = |gpu: &[u16], visible: Option<&str>| {
+        let indices = |gpu: &[Gpu], visible: Option<&str>| {
             let env =
                 visible.map(|list| ("CUDA_VISIBLE_DEVICES".to_owned(), list.to_owned().into())).into_iter().collect();
-            let (command, args) = (vec!["vllm".to_owned()].into(), BTreeMap::new());
-            Devices::of(&Launch { command, port: 1, gpu: gpu.to_vec(), env, args }).indices
+            Devices::of(&Launch { gpu: gpu.to_vec(), env, ..Launch::of(vec!["vllm".to_owned()].into(), 1) }).indices
         };
-        assert_eq!(indices(&[3], Some("5")), [3]);
+        assert_eq!(indices(&[Gpu::Index(3)], Some("5")), [3]);
+        assert!(indices(&[Gpu::Name("MIG-1".to_owned())], Some("5")).is_empty(), "a slice is no whole GPU");
         assert_eq!(indices(&[], Some("5, 7")), [5, 7]);
         assert!(indices(&[], Some("GPU-1a2b")).is_empty(), "a name is no index");
     }

@@ -31,7 +31,7 @@ use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, LogLines, Notice,
     PortOwner, Redactor, StartProgress, StopRules, Stopped,
 };
-use crate::launch::{InstalledFlagsCache, LaunchPlan, max_adapter_rank, schedules_by_priority, sequences};
+use crate::launch::{InstalledFlagsCache, LaunchPlan, max_adapter_rank, schedules_by_priority, sequences, sleeps};
 use device::{Devices, MemoryInUse};
 use engine_log::EngineLog;
 use mark::{Marks, ProcessIdentity};
@@ -175,6 +175,10 @@ impl Driver for ProcessDriver {
 
     fn schedules_by_priority(&self, settings: &EngineSettings) -> bool {
         schedules_by_priority(self.engine, &self.launch, settings)
+    }
+
+    fn sleeps(&self, settings: &EngineSettings) -> bool {
+        sleeps(&self.launch, settings)
     }
 
     fn log_path(&self) -> Option<&Path> {

@@ -2,7 +2,6 @@
 //!
 //! Every started engine can be found, stopped and diagnosed.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -57,13 +56,8 @@ impl Rig {
     }
 
     fn driver(folder: &tempfile::TempDir) -> ProcessDriver {
-        let launch = Launch {
-            command: vec![folder.path().join("engine").display().to_string()].into(),
-            port: free_port(),
-            gpu: Vec::new(),
-            env: BTreeMap::new(),
-            args: BTreeMap::new(),
-        };
+        let program = folder.path().join("engine").display().to_string();
+        let launch = Launch::of(vec![program].into(), free_port());
         let mut driver = ProcessDriver::new("short/gpu0", launch, &folder.path().join("state"));
         driver.devices = Devices::new("/nonexistent/nvidia-smi", Vec::new());
         driver

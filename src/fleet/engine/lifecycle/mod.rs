@@ -8,6 +8,8 @@
 //!                                             Stop --> Hold (budget spent, or a retry cannot help)
 //!   Serve --change--> Drain --> Stop --> Start ..
 //!   Serve --rest--> Drain --> Stop --> Idle --wake--> Stop --> Start ..   (wake in Drain: Serve)
+//!   Serve --rest--> Drain --> Sleep --> Asleep --wake--> Wake --> Serve   (if it can sleep)
+//!                             Asleep for too long: Stop --> Idle
 //! ```
 //!
 //! Each step has one effect (`engine::effects`); then [`Lifecycle::on`] decides the next step.
@@ -106,6 +108,9 @@ pub(crate) struct Lifecycle<S> {
     /// Whether autoscaling wants it to end in `Idle`.
     #[serde(default)]
     pub resting: bool,
+    /// Whether it sleeps while it rests, instead of being stopped.
+    #[serde(default)]
+    sleeps: bool,
     /// The last failure, while it is relevant.
     pub why: Option<String>,
     then: AfterStop,
@@ -139,6 +144,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             taken_back: None,
             leaving: false,
             resting: false,
+            sleeps: false,
             why: None,
             then: AfterStop::Start,
             restarts: Vec::new(),
@@ -163,8 +169,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         match self.step {
             Step::Serve => self.step = Step::Drain,
             // No engine serves, so there is nothing to drain or return to. An idle engine stays
-            // stopped.
-            Step::Hold | Step::Backoff | Step::Off | Step::Idle => {
+            // stopped, and one that sleeps is stopped.
+            Step::Hold | Step::Backoff | Step::Off | Step::Idle | Step::Asleep => {
                 self.end(Outcome::Aborted("another change was requested".to_owned()));
                 self.wanted = to.clone();
                 self.reset_budget();
@@ -214,7 +220,17 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     pub(crate) fn on(&mut self, event: Event, rules: &RestartRules, now_ms: u64) {
         match (self.step, event) {
             (Step::Recover | Step::Off | Step::Idle | Step::Hold, _) => {}
+            (Step::Drain, Event::Done) if self.resting && self.sleeps && !self.leaving => self.step = Step::Sleep,
             (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
+            (Step::Sleep, Event::Done) => self.step = if self.resting { Step::Asleep } else { Step::Wake },
+            // An engine that cannot sleep is stopped. After a long sleep, it frees the host's
+            // memory.
+            (Step::Sleep, Event::Failed(failure) | Event::EngineLost(failure)) => {
+                self.why = Some(failure.why);
+                self.stop_then(self.after_stop());
+            }
+            (Step::Asleep, Event::Done | Event::Failed(_) | Event::EngineLost(_)) => self.stop_then(AfterStop::Idle),
+            (Step::Wake, Event::Done) => self.step = Step::Serve,
             (Step::Drain, Event::Failed(failure)) => {
                 // Without a replacement, cutting requests does not help: the change is given up.
                 let cut = self.change.as_ref().is_some_and(|change| change.cut) && !failure.permanent;
@@ -320,7 +336,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             Step::Serve | Step::Ramp if self.withdrawn => Some(Cordon::Draining),
             Step::Ramp => None,
             Step::Serve => Some(Cordon::Open),
-            Step::Idle | Step::Stop if self.resting => Some(Cordon::Idle),
+            Step::Idle | Step::Stop | Step::Sleep | Step::Asleep if self.resting => Some(Cordon::Idle),
             step if !step.is_coming() => Some(Cordon::Down),
             _ => Some(Cordon::Starting),
         }

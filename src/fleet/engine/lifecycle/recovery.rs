@@ -87,10 +87,14 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             // The stop may be incomplete; repeating it is harmless.
             Step::Stop | Step::Backoff => self.step = Step::Stop,
+            // The engine is asked whether it sleeps.
+            Step::Sleep | Step::Asleep if survivor == Survivor::Adoptable && self.resting => self.step = Step::Sleep,
+            Step::Sleep | Step::Wake if survivor == Survivor::Adoptable => self.step = Step::Wake,
             // An engine that runs is adopted, even if the journal says that it rested or drained
             // for a rest.
             _ if survivor == Survivor::Adoptable => (self.step, self.resting) = (Step::Adopt, false),
-            Step::Idle => self.stop_then(AfterStop::Idle),
+            Step::Idle | Step::Asleep => self.stop_then(AfterStop::Idle),
+            Step::Sleep if self.resting => self.stop_then(AfterStop::Idle),
             // Without a drain: the requests ended with the earlier gateway, and an engine that
             // hangs would never be drained.
             _ => {

@@ -1,4 +1,5 @@
-//! Rest: autoscaling stops an engine that it does not want, and starts it again when it is wanted.
+//! Rest: an engine that is not wanted is stopped or sleeps, until it is wanted again. Autoscaling
+//! decides, or the turn of the engines that share a device.
 //!
 //! No request is lost: the engine leaves the rotation and is drained before the stop. If it is
 //! wanted during the drain, it returns to rotation at once.
@@ -6,18 +7,23 @@
 use super::{AfterStop, ChangeRefused, Lifecycle, RestartBlocked, Step};
 
 impl<S: Clone + PartialEq> Lifecycle<S> {
-    /// Drains and stops the engine, which ends in `Idle`. An engine that does not serve yet is
-    /// stopped at once.
+    /// Drains the engine, which ends in `Idle`, or in `Asleep` if it `sleeps`. An engine that does
+    /// not serve yet is stopped at once.
     ///
     /// # Errors
     /// It is being changed, stopped or taken over, or waits for an operator. Nothing has changed
     /// then.
-    pub(crate) fn rest(&mut self) -> Result<(), ChangeRefused> {
+    pub(crate) fn rest(&mut self, sleeps: bool) -> Result<(), ChangeRefused> {
         if self.leaving {
             return Err(ChangeRefused::ShuttingDown);
         }
         match self.step {
-            Step::Idle => return Ok(()),
+            Step::Idle | Step::Asleep => return Ok(()),
+            // It was wanted for a moment.
+            Step::Sleep if self.change.is_none() => {
+                self.resting = true;
+                return Ok(());
+            }
             // An adopted engine may have requests of other clients.
             _ if self.change.is_some() || self.withdrawn || (self.adopted && !self.step.in_rotation()) => {
                 return Err(RestartBlocked::Busy(self.step).into());
@@ -28,7 +34,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
-        (self.resting, self.why) = (true, None);
+        (self.resting, self.sleeps, self.why) = (true, sleeps, None);
         Ok(())
     }
 
@@ -40,6 +46,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
         match self.step {
             Step::Drain => self.step = Step::Serve,
+            Step::Asleep => self.step = Step::Wake,
             // An engine found next to the record is stopped first.
             Step::Idle | Step::Stop => self.stop_then(AfterStop::Start),
             _ => {}

@@ -35,6 +35,12 @@ sluice_core::labels! {
         Ramp = "ramp",
         /// In rotation.
         Serve = "serve",
+        /// The engine frees the memory of its devices; the process goes on.
+        Sleep = "sleep",
+        /// A process runs without memory of devices. It wakes when it is wanted.
+        Asleep = "asleep",
+        /// The engine takes back the memory of its devices, and must serve again.
+        Wake = "wake",
         /// The wait before the next attempt.
         Backoff = "backoff",
         /// No attempt until an operator requests one.
@@ -56,7 +62,12 @@ impl Step {
 
     /// Whether requests should wait, because the engine returns without an operator.
     pub fn is_coming(self) -> bool {
-        !matches!(self, Self::Off | Self::Idle | Self::Hold)
+        !matches!(self, Self::Off | Self::Idle | Self::Asleep | Self::Hold)
+    }
+
+    /// Whether the engine rests: it is not wanted now, and needs no replacement to be changed.
+    pub fn is_at_rest(self) -> bool {
+        matches!(self, Self::Idle | Self::Asleep)
     }
 
     /// Whether a process may run.

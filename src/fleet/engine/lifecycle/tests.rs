@@ -307,6 +307,10 @@ impl LifecycleModel {
             let cut = self.life.change.as_ref().is_some_and(|change| change.cut) || self.life.leaving;
             assert!(cut, "stopped under requests: {self:?}");
         }
+        if matches!(step, Step::Sleep | Step::Asleep) {
+            assert!(self.process && !self.busy, "asleep without an engine or under requests: {self:?}");
+        }
+        assert!(step != Step::Asleep || self.life.resting, "asleep although it is wanted: {self:?}");
         if step.in_rotation() {
             assert!(self.process && !self.dead, "in rotation without an engine: {self:?}");
             // A withdrawn engine gets no new requests, even when it returns after a crash.
@@ -324,7 +328,7 @@ impl LifecycleModel {
             assert!(!self.process, "nothing should run: {self:?}");
         }
         assert!(step != Step::Idle || self.life.resting, "idle although it is wanted: {self:?}");
-        if matches!(step, Step::Hold | Step::Off | Step::Idle) {
+        if matches!(step, Step::Hold | Step::Off | Step::Idle | Step::Sleep | Step::Asleep | Step::Wake) {
             assert!(self.life.change.is_none(), "a change without an end: {self:?}");
         }
         if step == Step::Serve {
@@ -370,7 +374,8 @@ impl LifecycleModel {
             });
         }
         push(&|w| drop(w.life.enable()));
-        push(&|w| drop(w.life.rest()));
+        push(&|w| drop(w.life.rest(false)));
+        push(&|w| drop(w.life.rest(true)));
         push(&|w| w.life.wake());
         if step == Step::Serve {
             push(&|w| w.life.withdraw());

@@ -21,7 +21,9 @@ use tokio::time::Instant;
 use exchange::EngineExchange;
 use idle::{EngineConnection, IdleConnections};
 
-use crate::connect::{ConnectError, Connector, Resolve, SystemResolver};
+pub(super) use wire::{HEAD_MAX, ParsedHead, take_head};
+
+use crate::connect::{ConnectError, Connector, EngineStream, Resolve, SystemResolver};
 use crate::flow::{Connection, ExchangeError, Upstream, UpstreamRequest};
 use sluice_config::{Address, Timeouts};
 
@@ -58,6 +60,12 @@ impl<R: Resolve> UpstreamConnector<R> {
         let ms = |timeout: Duration| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         self.send_timeout_ms.store(ms(timeouts.send), Ordering::Relaxed);
         self.connect_timeout_ms.store(ms(timeouts.connect), Ordering::Relaxed);
+    }
+
+    /// A new connection for a tunnel.
+    pub(super) async fn dial(&self, to: &Address) -> Result<EngineStream, ConnectError> {
+        let limit = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
+        self.connector.connect(to, limit).await.map(|(_, stream)| stream)
     }
 
     async fn connect(&self, to: &Address, connection: Connection) -> Result<EngineConnection, ExchangeError> {

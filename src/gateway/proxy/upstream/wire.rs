@@ -15,7 +15,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER
 use http::{HeaderMap, StatusCode};
 
 /// The most bytes of a response's head.
-pub(super) const HEAD_MAX: usize = 64 << 10;
+pub(in crate::proxy) const HEAD_MAX: usize = 64 << 10;
 /// The most header lines of a response.
 const HEADERS_MAX: usize = 128;
 /// The most bytes of a chunk's size line.
@@ -24,7 +24,7 @@ const LINE_MAX: usize = 1_024;
 const TRAILER_MAX: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum WireError {
+pub(in crate::proxy) enum WireError {
     #[error("the head is not HTTP/1: {0}")]
     NotHttp(httparse::Error),
     #[error("the head is larger than {HEAD_MAX} bytes")]
@@ -42,15 +42,15 @@ pub(super) enum WireError {
 }
 
 #[derive(Debug)]
-pub(super) struct ParsedHead {
-    pub(super) status: StatusCode,
-    pub(super) headers: HeaderMap,
+pub(in crate::proxy) struct ParsedHead {
+    pub(in crate::proxy) status: StatusCode,
+    pub(in crate::proxy) headers: HeaderMap,
     pub(super) framing: Framing,
     pub(super) keepalive: bool,
 }
 
 /// Removes a head at the front of `input` and parses it; `None`: it is incomplete.
-pub(super) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
+pub(in crate::proxy) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
     // Not initialized: that would be 4 KB to write for each head.
     let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
@@ -90,7 +90,7 @@ fn keeps_alive(first_version: bool, headers: &HeaderMap) -> bool {
 
 /// How a body is framed, and how far it has been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Framing {
+pub(in crate::proxy) enum Framing {
     /// This many bytes are left.
     Length(u64),
     /// Chunks, and the position in them.
@@ -101,7 +101,7 @@ pub(super) enum Framing {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Chunk {
+pub(in crate::proxy) enum Chunk {
     /// At a size line.
     Size,
     /// Inside a chunk: this many bytes are left.

@@ -56,6 +56,17 @@ async fn wait_idle(shared: &ServerState) {
     }
 }
 
+/// Takes the memory of the simulated device, or frees it.
+async fn hold_memory(shared: &ServerState, held: bool) -> Result<(), ErrorBody> {
+    match shared.hold_memory(held).await {
+        true => Ok(()),
+        false => {
+            let message = "CUDA Error: out of memory at csrc/cumem_allocator.cpp:139".to_owned();
+            Err(ErrorBody { status: 500, kind: "InternalServerError", param: None, message })
+        }
+    }
+}
+
 fn empty() -> Reply {
     body(StatusCode::OK, "", String::new())
 }
@@ -85,9 +96,13 @@ pub(super) async fn handle(
                 wait_idle(shared).await;
             }
             control(shared, Control::Sleep(Some(level))).await?;
+            tokio::time::sleep(shared.config.wake).await;
+            hold_memory(shared, false).await?;
             Ok(empty())
         }
         "/wake_up" => {
+            hold_memory(shared, true).await?;
+            tokio::time::sleep(shared.config.wake).await;
             control(shared, Control::Sleep(None)).await?;
             Ok(empty())
         }

@@ -123,6 +123,8 @@ pub struct SimConfig {
     pub speed: f64,
     /// Seed of output lengths, words and jitter.
     pub seed: u64,
+    /// Real time in which the engine falls asleep or wakes.
+    pub wake: Duration,
     /// A fault that is injected at the start.
     pub fault: Option<Fault>,
     /// The pages of SGLang in place of vLLM's; `None`: vLLM's.
@@ -181,6 +183,7 @@ impl SimConfig {
             shutdown_timeout: Duration::ZERO,
             speed: 1.0,
             seed: 0,
+            wake: Duration::ZERO,
             fault: None,
             sglang: None,
             log: Log::Off,

@@ -1,0 +1,114 @@
+//! Which of the engines that share a device is awake: a state machine without clock and I/O.
+//!
+//! | situation | decision |
+//! |---|---|
+//! | no engine holds the device | wake the engine with the oldest waiting request |
+//! | one is awake, requests wait for another | it rests, after [`Turn::decide`]'s `stay` |
+//! | one starts, wakes or is being drained | wait |
+//! | one waits for a restart after a failure, requests wait for another | it rests at once |
+//! | several hold the device, after a reload | all but one rest |
+//!
+//! No request starves: the engine that had the last turn comes again only if requests wait for no
+//! other one, whatever its own queue is. Among the others the oldest request decides. Time is a
+//! parameter. Bound: one engine and one moment for each shared device.
+
+use std::time::Duration;
+
+/// Whether an engine holds the device, and what may become of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Hold {
+    /// It holds nothing, and can be woken.
+    Asleep,
+    /// It starts or wakes.
+    Coming,
+    /// It serves.
+    Awake,
+    /// It is drained, falls asleep or is stopped.
+    Leaving,
+    /// It waits for its next start after a failure.
+    Failing,
+    /// It holds nothing, and waits for an operator.
+    Away,
+    /// It may hold the device, and waits for an operator.
+    Stuck,
+}
+
+impl Hold {
+    fn is_held(self) -> bool {
+        !matches!(self, Self::Asleep | Self::Away)
+    }
+}
+
+/// One of the engines that share a device.
+#[derive(Clone, Debug)]
+pub(super) struct Sharer<K> {
+    pub(super) name: K,
+    pub(super) hold: Hold,
+    /// When the oldest request arrived that waits for this engine.
+    pub(super) waits_since: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Order<K> {
+    Wake(K),
+    Rest(K),
+}
+
+/// The turn of the engines that share one device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Turn<K> {
+    /// The engine that has the device, or had it last.
+    holder: Option<K>,
+    /// Since when it has been awake.
+    since: Duration,
+}
+
+impl<K> Default for Turn<K> {
+    fn default() -> Self {
+        Self { holder: None, since: Duration::ZERO }
+    }
+}
+
+impl<K: Clone + PartialEq> Turn<K> {
+    /// The next order at the time `now`. `stay`: how long an engine is awake at least. The order
+    /// may be refused; the next call gives it again.
+    pub(super) fn decide(&mut self, sharers: &[Sharer<K>], now: Duration, stay: Duration) -> Option<Order<K>> {
+        let holders: Vec<&Sharer<K>> = sharers.iter().filter(|sharer| sharer.hold.is_held()).collect();
+        let [holder] = holders[..] else {
+            return match holders.is_empty() {
+                true => self.successor(sharers).map(|next| Order::Wake(next.name.clone())),
+                false => self.surplus(&holders).map(Order::Rest),
+            };
+        };
+        if self.holder.as_ref() != Some(&holder.name) || holder.hold == Hold::Coming {
+            (self.holder, self.since) = (Some(holder.name.clone()), now);
+        }
+        let may_rest = match holder.hold {
+            Hold::Awake => now.saturating_sub(self.since) >= stay,
+            Hold::Failing => true,
+            Hold::Asleep | Hold::Coming | Hold::Leaving | Hold::Away | Hold::Stuck => false,
+        };
+        let is_wanted = |sharer: &Sharer<K>| sharer.hold == Hold::Asleep && sharer.waits_since.is_some();
+        (may_rest && sharers.iter().any(is_wanted)).then(|| Order::Rest(holder.name.clone()))
+    }
+
+    /// The sleeping engine to wake: the one with the oldest request, the last holder last.
+    fn successor<'s>(&self, sharers: &'s [Sharer<K>]) -> Option<&'s Sharer<K>> {
+        let waiting = sharers.iter().filter(|sharer| sharer.hold == Hold::Asleep && sharer.waits_since.is_some());
+        waiting.min_by_key(|sharer| (self.holder.as_ref() == Some(&sharer.name), sharer.waits_since))
+    }
+
+    /// An engine too many: the holder stays, or else the first one that serves.
+    fn surplus(&self, holders: &[&Sharer<K>]) -> Option<K> {
+        let stays = |sharer: &&&Sharer<K>| {
+            let rank = [Hold::Awake, Hold::Coming].iter().position(|hold| *hold == sharer.hold);
+            (self.holder.as_ref() != Some(&sharer.name), rank.unwrap_or(2))
+        };
+        let kept = holders.iter().min_by_key(stays)?.name.clone();
+        let may_rest = |sharer: &&&Sharer<K>| matches!(sharer.hold, Hold::Awake | Hold::Coming | Hold::Failing);
+        holders.iter().filter(may_rest).map(|sharer| &sharer.name).find(|name| **name != kept).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! A WebSocket (`/v1/realtime`): who may open one, and on which backend it holds a slot.
+//!
+//! A tunnel passes the same checks as a request: key, limits, model, admission. The model is in the
+//! query (`?model=NAME`), because there is no body. The slot is held until the tunnel ends. `proxy`
+//! connects and passes bytes on; it asks here for another backend only while no byte was sent.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::admit::{self, AdmitError};
+use super::exchange::{Downstream, Upstream};
+use super::incoming::IncomingRequest;
+use super::prepare::{self, PreparedRequest};
+use super::record::{RecordGuard, Recorder, RetryReason};
+use super::{Flow, respond};
+use crate::pool::{BackendFault, Lease};
+use sluice_core::openai::Refusal;
+
+/// A WebSocket that was accepted and has no backend yet.
+#[derive(Debug)]
+pub struct TunnelRequest {
+    prepared: PreparedRequest,
+    made: u32,
+}
+
+impl<U: Upstream, R: Recorder> Flow<U, R> {
+    /// Checks a request for a WebSocket. An error is a refusal that has not been sent.
+    pub async fn accept_tunnel(
+        &self,
+        incoming: &IncomingRequest,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<TunnelRequest, Refusal> {
+        if self.is_closing() {
+            return Err(respond::shut_down(record));
+        }
+        let prepared = prepare::prepare((&self.owners, &self.admission), incoming, record).await?;
+        Ok(TunnelRequest { prepared, made: 0 })
+    }
+
+    /// Waits for a slot; `None`: the client has left.
+    pub async fn lease_for_tunnel<D: Downstream>(
+        &self,
+        request: &mut TunnelRequest,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<Option<Lease>, Refusal> {
+        let begun = Instant::now();
+        record.begin_wait();
+        let (model, placed) = (record.model.clone(), &mut request.prepared.placed);
+        let admitted = admit::admit(&self.admission, &self.router, &self.abort, placed, model.as_deref(), down).await;
+        record.queue_wait += begun.elapsed();
+        record.set_home(request.prepared.placed.home());
+        let mut lease = match admitted {
+            Ok(lease) => lease,
+            Err(AdmitError::ClientGone) => return Ok(None),
+            Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
+            Err(AdmitError::Unserved) => return Err(Refusal::UpstreamBroke),
+            Err(AdmitError::Shed { reason, home }) => {
+                let room_in = self.admission.retry_after(home, Instant::now());
+                return Err(respond::shed(reason, room_in, record));
+            }
+        };
+        request.made += 1;
+        lease.set_origin(record.origin);
+        let [pool, backend] = lease.place();
+        (record.pool, record.backend) = (Some(pool), Some(backend));
+        lease.first_token();
+        Ok(Some(lease))
+    }
+
+    /// A backend could not be connected to. Returns whether another one may be tried.
+    pub fn tunnel_not_connected(
+        &self,
+        request: &mut TunnelRequest,
+        lease: Lease,
+        attempts: u32,
+        record: &mut RecordGuard<'_, R>,
+    ) -> bool {
+        lease.failure(BackendFault::Connect, Instant::now());
+        request.prepared.placed.request.avoid.push(lease.backend());
+        let goes_on = request.made < attempts;
+        if goes_on {
+            record.retried(RetryReason::Connect, lease.place());
+        }
+        goes_on
+    }
+}
+
+/// The name of the model in the query, replaced if the client sent an alias.
+pub fn path_of(incoming: &IncomingRequest, model: &Arc<str>) -> String {
+    let (path, query) = incoming.path.split_once('?').unwrap_or((&incoming.path, ""));
+    let encoded: String = model.bytes().fold(String::new(), |mut text, byte| {
+        match byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
+            true => text.push(char::from(byte)),
+            false => text.push_str(&format!("%{byte:02X}")),
+        }
+        text
+    });
+    let others = query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("model="));
+    let pairs: Vec<String> = std::iter::once(format!("model={encoded}")).chain(others.map(str::to_owned)).collect();
+    format!("{path}?{}", pairs.join("&"))
+}
