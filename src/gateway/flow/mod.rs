@@ -78,7 +78,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::pool::Admission;
+use crate::pool::{Admission, Lease};
 use crate::shares::{GivesWay, Shares};
 use continuation::ContinuationLimits;
 use copies::CopyQueue;
@@ -271,6 +271,29 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         if let Err(refusal) = served {
             refuse(down, &refusal, incoming.route.error_format(), &mut record).await;
         }
+    }
+
+    /// Checks a request for a WebSocket. An error is a refusal that has not been sent.
+    pub async fn accept_tunnel(
+        &self,
+        incoming: &IncomingRequest,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<TunnelRequest, Refusal> {
+        match self.is_closing() {
+            true => Err(respond::shut_down(record)),
+            false => TunnelRequest::accept((&self.owners, &self.admission), incoming, record).await,
+        }
+    }
+
+    /// Waits for a slot of a WebSocket; `None`: the client has left. An error is a refusal that has
+    /// not been sent.
+    pub async fn lease_for_tunnel<D: Downstream>(
+        &self,
+        request: &mut TunnelRequest,
+        down: &mut D,
+        record: &mut RecordGuard<'_, R>,
+    ) -> Result<Option<Lease>, Refusal> {
+        request.lease((&self.admission, &self.router, &self.abort), down, record).await
     }
 
     /// Serves a request that names a stored response. An error is a refusal that has not been sent.

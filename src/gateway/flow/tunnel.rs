@@ -7,14 +7,17 @@
 use std::sync::Arc;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::admit::{self, AdmitError};
-use super::exchange::{Downstream, Upstream};
+use super::exchange::Downstream;
 use super::incoming::IncomingRequest;
 use super::prepare::{self, PreparedRequest};
 use super::record::{RecordGuard, Recorder, RetryReason};
-use super::{Flow, respond};
-use crate::pool::{BackendFault, Lease};
+use super::respond;
+use super::response_owners::ResponseOwners;
+use super::router::Router;
+use crate::pool::{Admission, BackendFault, Lease};
 use sluice_core::openai::Refusal;
 
 /// A WebSocket that was accepted and has no backend yet.
@@ -24,44 +27,40 @@ pub struct TunnelRequest {
     made: u32,
 }
 
-impl<U: Upstream, R: Recorder> Flow<U, R> {
+impl TunnelRequest {
     /// Checks a request for a WebSocket. An error is a refusal that has not been sent.
-    pub async fn accept_tunnel(
-        &self,
+    pub(super) async fn accept<R: Recorder>(
+        (owners, admission): (&ResponseOwners, &Admission),
         incoming: &IncomingRequest,
         record: &mut RecordGuard<'_, R>,
-    ) -> Result<TunnelRequest, Refusal> {
-        if self.is_closing() {
-            return Err(respond::shut_down(record));
-        }
-        let prepared = prepare::prepare((&self.owners, &self.admission), incoming, record).await?;
-        Ok(TunnelRequest { prepared, made: 0 })
+    ) -> Result<Self, Refusal> {
+        Ok(Self { prepared: prepare::prepare((owners, admission), incoming, record).await?, made: 0 })
     }
 
     /// Waits for a slot; `None`: the client has left.
-    pub async fn lease_for_tunnel<D: Downstream>(
-        &self,
-        request: &mut TunnelRequest,
+    pub(super) async fn lease<D: Downstream, R: Recorder>(
+        &mut self,
+        (admission, router, abort): (&Arc<Admission>, &Router, &CancellationToken),
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> Result<Option<Lease>, Refusal> {
         let begun = Instant::now();
         record.begin_wait();
-        let (model, placed) = (record.model.clone(), &mut request.prepared.placed);
-        let admitted = admit::admit(&self.admission, &self.router, &self.abort, placed, model.as_deref(), down).await;
+        let (model, placed) = (record.model.clone(), &mut self.prepared.placed);
+        let admitted = admit::admit(admission, router, abort, placed, model.as_deref(), down).await;
         record.queue_wait += begun.elapsed();
-        record.set_home(request.prepared.placed.home());
+        record.set_home(self.prepared.placed.home());
         let mut lease = match admitted {
             Ok(lease) => lease,
             Err(AdmitError::ClientGone) => return Ok(None),
             Err(AdmitError::Refused(limit)) => return Err(Refusal::ExceedsBackend(limit)),
             Err(AdmitError::Unserved) => return Err(Refusal::UpstreamBroke),
             Err(AdmitError::Shed { reason, home }) => {
-                let room_in = self.admission.retry_after(home, Instant::now());
+                let room_in = admission.retry_after(home, Instant::now());
                 return Err(respond::shed(reason, room_in, record));
             }
         };
-        request.made += 1;
+        self.made += 1;
         lease.set_origin(record.origin);
         let [pool, backend] = lease.place();
         (record.pool, record.backend) = (Some(pool), Some(backend));
@@ -69,17 +68,12 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         Ok(Some(lease))
     }
 
-    /// A backend could not be connected to. Returns whether another one may be tried.
-    pub fn tunnel_not_connected(
-        &self,
-        request: &mut TunnelRequest,
-        lease: Lease,
-        attempts: u32,
-        record: &mut RecordGuard<'_, R>,
-    ) -> bool {
+    /// The backend of the lease could not be connected to. Returns whether another one may be
+    /// tried, of at most `attempts`.
+    pub fn not_connected<R: Recorder>(&mut self, lease: Lease, attempts: u32, record: &mut RecordGuard<'_, R>) -> bool {
         lease.failure(BackendFault::Connect, Instant::now());
-        request.prepared.placed.request.avoid.push(lease.backend());
-        let goes_on = request.made < attempts;
+        self.prepared.placed.request.avoid.push(lease.backend());
+        let goes_on = self.made < attempts;
         if goes_on {
             record.retried(RetryReason::Connect, lease.place());
         }

@@ -160,7 +160,7 @@ async fn connect(
         record.connect_time += begun.elapsed();
         match dialled {
             Ok(stream) => return Ok(Some((lease, stream))),
-            Err(_) if flow.tunnel_not_connected(request, lease, incoming.routing.config.retry.attempts, record) => {}
+            Err(_) if request.not_connected(lease, incoming.routing.config.retry.attempts, record) => {}
             Err(_) => {
                 record.outcome = Outcome::UpstreamError(UpstreamFault::Connect);
                 return Err(Refusal::UpstreamBroke);

@@ -212,6 +212,10 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.step = match self.step {
             Step::Serve | Step::Ramp | Step::Drain => Step::Drain,
             Step::Off | Step::Idle => Step::Off,
+            Step::Sleep | Step::Asleep => {
+                self.then = self.after_stop();
+                Step::Stop
+            }
             _ => Step::Stop,
         };
     }

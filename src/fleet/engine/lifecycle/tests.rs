@@ -374,8 +374,7 @@ impl LifecycleModel {
             });
         }
         push(&|w| drop(w.life.enable()));
-        push(&|w| drop(w.life.rest(false)));
-        push(&|w| drop(w.life.rest(true)));
+        [false, true].iter().for_each(|sleeps| push(&|w| drop(w.life.rest(*sleeps))));
         push(&|w| w.life.wake());
         if step == Step::Serve {
             push(&|w| w.life.withdraw());

@@ -90,6 +90,11 @@ fn the_next_gateway_asks_an_engine_that_slept_whether_it_sleeps() {
     let mut gone = recovered(asleep.clone(), Survivor::None);
     gone.on(Event::Done, &RULES, 0);
     assert_eq!(gone.step, Step::Idle);
+    let mut leaving = asleep.clone();
+    leaving.leave();
+    let mut next = recovered(leaving, Survivor::None);
+    next.on(Event::Done, &RULES, 0);
+    assert_eq!(next.step, Step::Idle, "it is not wanted, although it was shut down");
     asleep.wake();
     assert_eq!(recovered(asleep, Survivor::Adoptable).step, Step::Wake);
 }
