@@ -45,6 +45,7 @@ fn engine(name: &str, gpu: &[&str], share: Option<f64>) -> EngineSpec {
         adapters: Vec::new(),
         golden: Vec::new(),
         rules: rules(),
+        moves_after: None,
         stall: Duration::from_secs(1),
         request_timeout: Duration::from_secs(1),
     }

@@ -165,8 +165,8 @@ mod tests {
 
     fn launch(command: &str, gpu: &[u16]) -> Launch {
         let command: Vec<String> = command.split(' ').map(str::to_owned).collect();
-        let command = command.into();
-        Launch { command, port: 8_001, gpu: gpu.to_vec(), env: BTreeMap::new(), args: BTreeMap::new() }
+        let gpu = gpu.iter().copied().map(sluice_config::Gpu::Index).collect();
+        Launch { gpu, ..Launch::of(command.into(), 8_001) }
     }
 
     fn planned(engine: EngineKind, launch: &Launch, json: &str) -> Result<String, String> {
