@@ -83,7 +83,7 @@ impl TrialEngines {
         let key =
             state_folder::key(folder).map_err(|source| JournalError::Unusable { path: folder.to_owned(), source })?;
         let engine = |spec: TrialSpec| TrialEngine {
-            driver: ProcessDriver::new(&spec.name, spec.launch.clone(), folder),
+            driver: ProcessDriver::of_kind(spec.address.engine, &spec.name, spec.launch.clone(), folder),
             identity: state_folder::digest(&key, &Target::Launch(spec.launch.clone()).compared()),
             running: None,
             models: Vec::new(),

@@ -449,10 +449,10 @@ class Paint(Worker):
     keys = 'cost = { fields = ["steps"], unit = "steps" }'
 
     def __init__(self, root, folder):
-        python = root.parent / "vllm-0.32.0/venv/bin/python"
-        if not python.exists():
-            raise Failed(f"{python} is missing: run ./setup for PyTorch")
-        self.python = str(python)
+        found = sorted(root.parent.glob("vllm-*/venv/bin/python"))
+        if not found:
+            raise Failed(f"{root.parent} has no PyTorch: run ./setup")
+        self.python = str(found[-1])
         self.env = f'[pool.backend.launch.env]\nPYTHONPATH = "{root / "diffusers"}"\nOMP_NUM_THREADS = "1"\n'
         super().__init__(root, folder)
 
