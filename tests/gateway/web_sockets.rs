@@ -222,10 +222,10 @@ async fn a_socket_needs_a_key_a_model_and_the_upgrade() {
     assert!(head.contains("?model=m ") && !head.contains("sk"), "the only model, and no key: {head}");
     let plain =
         gateway.request("GET /v1/realtime?model=m HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk\r\n\r\n").await;
-    assert_eq!(plain.status.as_u16(), 400);
+    assert_eq!(plain.status(), 400);
     assert!(plain.text().contains("is a WebSocket"));
     let post = "POST /v1/realtime HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk\r\ncontent-length: 0\r\n\r\n";
-    assert_eq!(gateway.request(post).await.status.as_u16(), 405);
+    assert_eq!(gateway.request(post).await.status(), 405);
     gateway.settled_within(TIMEOUT).await;
 }
 
