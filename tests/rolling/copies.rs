@@ -69,9 +69,9 @@ async fn jobs(port: u16) -> anyhow::Result<Vec<String>> {
 async fn serves(rig: &Rig, names: &[&str]) -> anyhow::Result<()> {
     rig.until(&format!("{names:?} serve"), async |rig| {
         let status = rig.status().await?;
-        let ready = status.pools[0].backends.iter().filter(|backend| backend.state == "ready");
-        Ok(ready.map(|backend| backend.name.as_str()).eq(names.iter().copied())
-            && status.pools[0].backends.len() == names.len())
+        let backends = &status.pools[0].backends;
+        let serving = backends.iter().filter(|backend| backend.state == "ready").map(|backend| backend.name.as_str());
+        Ok(serving.eq(names.iter().copied()) && backends.len() == names.len())
     })
     .await
 }

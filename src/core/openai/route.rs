@@ -187,6 +187,12 @@ impl Route {
         matches!(self, Self::Realtime)
     }
 
+    /// Whether an arm of an experiment may serve the request: not jobs, whose path may name the
+    /// model, and not tunnels.
+    pub const fn may_be_in_an_arm(self) -> bool {
+        !self.is_job() && !self.is_tunnel()
+    }
+
     /// Whether the body is passed on without being read: the engine defines the format.
     pub const fn is_opaque(self) -> bool {
         self.is_kserve() || matches!(self, Self::Custom)

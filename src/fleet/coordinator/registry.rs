@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::engine_table::{EngineTable, ExternalBackend, Wanted};
 use super::scales::Scales;
-use super::sharing::{Turns, by_share};
+use super::turns::Turns;
 use crate::driver::SharedDriver;
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::{self, EngineHandle};
@@ -231,7 +231,13 @@ impl Registry {
     pub(super) fn sharing_engines(&self) -> BTreeMap<String, Vec<EngineHandle>> {
         let table = self.table();
         let managed = table.wanted.engines.iter().filter_map(|spec| table.managed.get(&*spec.name));
-        by_share(managed.map(|engine| engine.handle.clone()))
+        let mut shares: BTreeMap<String, Vec<EngineHandle>> = BTreeMap::new();
+        for handle in managed.map(|engine| &engine.handle) {
+            if let Some(share) = handle.context.spec().share() {
+                shares.entry(share.to_owned()).or_default().push(handle.clone());
+            }
+        }
+        shares
     }
 
     pub(super) fn turns(&self) -> MutexGuard<'_, Turns> {

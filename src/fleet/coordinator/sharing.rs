@@ -12,15 +12,12 @@ use tokio::time::Instant;
 
 use super::change::ensure_no_change;
 use super::registry::Registry;
-use super::turns::{Hold, Order, Sharer, Turn};
+use super::turns::{Hold, Order, Sharer};
 use crate::engine::context::EngineContext;
 use crate::engine::engine_task::EngineHandle;
 use crate::engine::lifecycle::{ChangeRefused, Step};
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::Cordon;
-
-/// The turns, by the name of the share.
-pub(super) type Turns = BTreeMap<String, Turn<Arc<str>>>;
 
 fn hold(context: &EngineContext) -> Hold {
     let state = context.state.lock();
@@ -98,15 +95,4 @@ fn waiting(registry: &Registry, begun: Instant) -> BTreeMap<BackendId, Duration>
         waits.extend(open.map(|backend| (backend.id, arrived.saturating_duration_since(begun))));
     }
     waits
-}
-
-/// Engines by the device that they share, in the order of the configuration.
-pub(super) fn by_share(engines: impl Iterator<Item = EngineHandle>) -> BTreeMap<String, Vec<EngineHandle>> {
-    let mut shares: BTreeMap<String, Vec<EngineHandle>> = BTreeMap::new();
-    for engine in engines {
-        if let Some(share) = engine.context.spec().share() {
-            shares.entry(share.to_owned()).or_default().push(engine.clone());
-        }
-    }
-    shares
 }

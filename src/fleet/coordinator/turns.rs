@@ -12,7 +12,12 @@
 //! other one, whatever its own queue is. Among the others the oldest request decides. Time is a
 //! parameter. Bound: one engine and one moment for each shared device.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// The turns, by the name of the share.
+pub(super) type Turns = BTreeMap<String, Turn<Arc<str>>>;
 
 /// Whether an engine holds the device, and what may become of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

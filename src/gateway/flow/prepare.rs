@@ -93,8 +93,7 @@ pub(super) async fn prepare<R: Recorder>(
     record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
     // Only one backend can continue a stored response, and a job's path may name the model.
     let assign = || assign::assign(incoming, &view, model.route, placement.home, record);
-    let assigned =
-        (continued.is_none() && !incoming.route.is_job() && !incoming.route.is_tunnel()).then(assign).flatten();
+    let assigned = (continued.is_none() && incoming.route.may_be_in_an_arm()).then(assign).flatten();
     let pinned = assigned.as_ref().is_some_and(|assigned| assigned.arm().pool.is_some());
     let target = assigned.and_then(|assigned| ArmTarget::of(&assigned, table, estimate.tokens));
     let (arm, placement) = target.map_or((None, placement), |(arm, placement)| (Some(arm), placement));

@@ -194,14 +194,14 @@ fn engines() -> Vec<Panel> {
         )
         .about("Starts after the first, and failures, within the last hour"),
         lines(
-            "Bytes of WebSockets",
-            "Bps",
+            "Bytes of WebSockets in an hour",
+            "bytes",
             vec![
-                adds("sum by (job, pool, direction) (rate(sluice_tunnel_bytes_total{@pool}[$__rate_interval]))", "{{pool}} {{direction}}")
+                adds("sum by (job, pool, direction) (increase(sluice_tunnel_bytes_total{@pool}[1h]))", "{{pool}} {{direction}}")
                     .or_empty("no client uses /v1/realtime"),
             ],
         )
-        .about("Bytes per second of WebSockets, by direction"),
+        .about("Bytes of WebSockets within the last hour, by direction"),
         lines("Wakes in an hour", "none", vec![adds(count("sluice_engine_wakes_total"), "{{pool}}/{{backend}}").or_empty(external)])
             .about("How often each engine woke from sleep within the last hour"),
         lines("Last wake", "s", vec![between("max by (job, pool, backend) (sluice_engine_wake_seconds{@pool})", "{{pool}}/{{backend}}").or_empty(never)])
