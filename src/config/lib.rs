@@ -58,6 +58,7 @@ mod pods;
 mod autoscale;
 mod fair;
 mod job;
+mod token_limit;
 mod pool;
 mod class;
 mod fleet;
@@ -110,6 +111,7 @@ pub use server::{
     AccessLog, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts,
 };
 pub use show::Resolved;
+pub use token_limit::TokenLimit;
 pub use topic::Topic;
 pub use traces::{METRICS_PATH, TRACES_PATH, Tracing};
 pub use tuner::{DailyWindow, TUNER_FLAGS, Tuner, TunerMode, TunerSimulation};
