@@ -1,10 +1,11 @@
 //! Bounds on measures beside the objective: `subject_to = ["long.e2el.p99 <= 3.3s"]`.
 //!
 //! ```text
-//! bound = MEASURE OPERATOR VALUE          OPERATOR: <= for what should be low, >= for what should be high
+//! bound = MEASURE OPERATOR VALUE     OPERATOR: <= where low is good, >= where high is good
 //! ```
 //!
-//! VALUE is in the unit of the measure: a duration such as `3.3s` for a latency, a number otherwise.
+//! VALUE is in the unit of the measure: a duration such as `3.3s` for a latency, otherwise a
+//! number.
 //! A setting keeps a bound if the mean of its runs does. A race ends as soon as the interval of the
 //! mean lies beyond the bound, corrected for all looks and bounds together. A request without a
 //! complete response is infinitely slow, as in an objective. At most [`MOST_BOUNDS`] bounds.

@@ -7,7 +7,7 @@
 //! | trial | the tuner, after it has changed flags of the engine | slots and tokens of requests |
 //! | share | a gateway that divides the limits (`foreign.rs`) | all usage of this gateway |
 //! | ledger | the ledger of several gateways (`divided.rs`) | all usage of this gateway |
-//! | learned | the preemptions of the engine, with `tokens = "auto"` | tokens of requests; refuses none |
+//! | learned | preemptions, with `tokens = "auto"` | tokens of requests; refuses none |
 //! | foreign | other gateways, which use this much of the backend | all usage together |
 //!
 //! For each unit the smallest bound applies. A share of 0 admits nothing, and requests wait.
