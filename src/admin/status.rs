@@ -15,7 +15,7 @@ use sluice_core::base::{BackendId, Tokens};
 use sluice_fleet::EngineView;
 use sluice_fleet::discovery::PodsView;
 use sluice_gateway::flow::keys::{KeyInFlight, KeyTokens};
-use sluice_gateway::pool::{BackendView, Cordon, Phase, PoolView, RecentAnswers};
+use sluice_gateway::pool::{BackendView, Cordon, LearnedTokens, Phase, PoolView, RecentAnswers};
 use sluice_gateway::telemetry::{Telemetry, WindowStats};
 use sluice_online::findings::{Finding, LastMinute};
 
@@ -305,6 +305,9 @@ pub struct BackendStatus {
     pub slots: Used,
     /// Outstanding tokens of prompts and outputs, estimated.
     pub tokens: Used,
+    /// Why there is a limit of outstanding tokens, if the gateway has learned it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_limit_reason: Option<String>,
     /// Prompt tokens whose first output token was not seen yet, estimated.
     pub prefill_tokens: Used,
     /// Long prompts in prefill, each with a permit.
@@ -384,6 +387,12 @@ impl Status {
     }
 }
 
+/// The reason for a learned limit of tokens.
+fn learned(learned: LearnedTokens) -> String {
+    let LearnedTokens { preempted, outstanding, .. } = learned;
+    format!("the engine preempted {preempted} requests with {outstanding} tokens outstanding")
+}
+
 impl BackendStatus {
     /// The state for people: "drained" once a draining backend has no requests in flight.
     pub fn shown_state(&self) -> &str {
@@ -406,7 +415,8 @@ impl BackendStatus {
             weight: backend.weight,
             in_flight: used.requests.into(),
             slots: Used { used: used.slots.into(), limit: Some(limits.slots.into()) },
-            tokens: Used { used: used.tokens, limit: limits.tokens },
+            tokens: Used { used: used.tokens, limit: backend.token_limit() },
+            tokens_limit_reason: backend.learned.map(learned),
             prefill_tokens: Used { used: used.prefill_tokens, limit: limits.prefill_tokens },
             long_prefills: Used {
                 used: used.long_prefills.into(),

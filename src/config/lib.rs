@@ -61,6 +61,7 @@ mod pods;
 mod autoscale;
 mod fair;
 mod job;
+mod token_limit;
 mod pool;
 mod class;
 mod fleet;
@@ -115,6 +116,7 @@ pub use server::{
     AccessLog, DEFAULT_ADMIN, FirstByte, Health, Log, LogFormat, LogLevel, LogTarget, Retry, Server, Slo, Timeouts,
 };
 pub use show::Resolved;
+pub use token_limit::TokenLimit;
 pub use topic::Topic;
 pub use traces::{METRICS_PATH, TRACES_PATH, Tracing};
 pub use tuner::{DailyWindow, TUNER_FLAGS, Tuner, TunerMode, TunerSimulation};

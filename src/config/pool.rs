@@ -26,6 +26,7 @@ use super::report::{Names, Place, Report};
 use super::server::Slo;
 use super::setting::{Scalar, Setting, Shown, elements, list, quote};
 use super::table::table;
+use super::token_limit::TokenLimit;
 use super::value::{check_name, words};
 use sluice_core::base::{PoolId, Tokens};
 use sluice_core::engines::EngineKind;
@@ -65,7 +66,9 @@ table! {
         pub slots: u32 = default("256").within("1", "65536");
         /// Limit of outstanding prompt and output tokens per backend, such as the size of the
         /// engine's KV cache. A request that alone demands more (prompt and min_tokens) gets 400.
-        pub tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("400k");
+        /// "auto": none until an engine preempts requests; then a limit that is learned from that,
+        /// and that refuses nothing. "unlimited": none.
+        pub tokens: TokenLimit = default("auto").within("1", limits::TOKENS);
         /// Limit of prompt tokens in prefill per backend, that is, of requests that still wait for
         /// the first token. A prompt above the limit runs when no other prompt is in prefill.
         pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");

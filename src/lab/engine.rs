@@ -215,6 +215,7 @@ impl Engine {
             tokens: [page.prompt_tokens, self.stats.side.generation_tokens],
             progress: self.stats.steps as f64,
             cache_tokens: Some(u64::from(blocks) * u64::from(BLOCK_TOKENS)),
+            kv_tokens: Some(u64::from(flags.num_blocks) * u64::from(BLOCK_TOKENS)),
             adapters: page.adapters.map(|(slots, used)| (used as u64, slots)),
             ..self.sums
         }

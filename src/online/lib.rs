@@ -3,6 +3,7 @@
 //! | room | task |
 //! |---|---|
 //! | [`observe`] | gathers finished requests, the use of limits and metrics pages |
+//! | [`kv_limit`] | learns a limit of tokens from preemptions, without the tuner |
 //! | [`limits`] | fast layer: tries one change of limits at a time |
 //! | [`engines`] | slow layer: changes flags by restarts, where limits no longer help |
 //! | [`tuner`] | both layers for a whole configuration |
@@ -15,6 +16,7 @@ pub mod event;
 mod gate;
 pub mod observe;
 pub mod findings;
+pub mod kv_limit;
 pub mod scaler;
 pub mod limits;
 pub mod engines;

@@ -2,6 +2,8 @@
 //!
 //! A look reads metrics pages of at most [`PAGES`] engines, silent ones first and the others in
 //! turn; for the rest the last page counts. Findings are logged once when they appear and go.
+//! With `tokens = "auto"`, the same pages set the learned limit of tokens of each backend.
+//! Bounds: the numbers of one page for each backend in rotation.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,11 +15,13 @@ use tokio::time::Instant;
 
 use crate::core::Core;
 use sluice_admin::status::Diagnosis;
+use sluice_config::TokenLimit;
 use sluice_core::base::BackendId;
-use sluice_gateway::pool::{BackendView, PoolView};
+use sluice_gateway::pool::{BackendView, Bound, PoolView};
 use sluice_gateway::telemetry::EnginePage;
 use sluice_online::findings::facts::{Facts, PageFacts};
 use sluice_online::findings::{Finding, Findings, LOOK};
+use sluice_online::kv_limit::{KvLimit, KvSample};
 
 const PAGES: usize = 32;
 /// Largest age of a shown page: the pages of 200 engines are read in 70 s.
@@ -28,11 +32,17 @@ pub(crate) struct FindingsService {
     core: Arc<Core>,
     findings: parking_lot::Mutex<Findings>,
     pages: parking_lot::Mutex<HashMap<BackendId, (Instant, PageFacts)>>,
+    limits: parking_lot::Mutex<HashMap<BackendId, KvLimit>>,
 }
 
 impl FindingsService {
     pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core, findings: parking_lot::Mutex::default(), pages: parking_lot::Mutex::default() }
+        Self {
+            core,
+            findings: parking_lot::Mutex::default(),
+            pages: parking_lot::Mutex::default(),
+            limits: parking_lot::Mutex::default(),
+        }
     }
 
     pub(crate) async fn run(self: Arc<Self>, mut end: watch::Receiver<bool>) {
@@ -43,7 +53,7 @@ impl FindingsService {
                 _ = end.wait_for(|ending| *ending) => return,
             }
             tokio::select! {
-                () = self.read_pages(turn) => {}
+                read = self.read_pages(turn) => self.limit_tokens(&read),
                 _ = end.wait_for(|ending| *ending) => return,
             }
             turn += PAGES;
@@ -55,7 +65,8 @@ impl FindingsService {
         }
     }
 
-    async fn read_pages(&self, turn: usize) {
+    /// Returns the engines whose pages were read.
+    async fn read_pages(&self, turn: usize) -> Vec<BackendId> {
         let limit = self.core.config.load().health.probe_timeout;
         let view = self.core.admission.view();
         let serving: Vec<&BackendView> = backends(&view).filter(|backend| backend.in_rotation()).collect();
@@ -68,6 +79,7 @@ impl FindingsService {
             let (id, address) = (backend.id, Arc::clone(&backend.address));
             reads.spawn(async move { (id, sluice_fleet::scrape(&address, limit).await) });
         }
+        let mut done = Vec::new();
         while let Some(read) = reads.join_next().await {
             if let Ok((id, Some(page))) = read
                 && page.lacks().next().is_none()
@@ -79,6 +91,31 @@ impl FindingsService {
                     self.core.admission.set_cache_size(id, tokens);
                 }
                 self.pages.lock().insert(id, (Instant::now(), PageFacts::from(&page)));
+                done.push(id);
+            }
+        }
+        done
+    }
+
+    /// Learns the limits of tokens of the engines in `read`, whose pages are new.
+    fn limit_tokens(&self, read: &[BackendId]) {
+        let (config, view) = (self.core.config.load(), self.core.admission.view());
+        let (pages, mut limits) = (self.pages.lock(), self.limits.lock());
+        limits.retain(|id, _| backends(&view).any(|backend| backend.id == *id));
+        for pool in &view {
+            let is_auto = config.pools.iter().any(|own| own.name == *pool.name && own.tokens == TokenLimit::Auto);
+            for backend in &pool.backends {
+                if !is_auto {
+                    limits.remove(&backend.id);
+                } else if let Some((_, page)) = pages.get(&backend.id).filter(|_| read.contains(&backend.id)) {
+                    let own = limits.entry(backend.id).or_default();
+                    let changed = own.look(KvSample::new(page, backend.used.tokens, pool.queue_length > 0));
+                    log_limit(pool, backend, own, changed);
+                }
+                let learned = limits.get(&backend.id).and_then(KvLimit::limit);
+                if learned != backend.learned {
+                    self.core.admission.set_bounds([(backend.id, Bound::Learned(learned))]);
+                }
             }
         }
     }
@@ -149,6 +186,18 @@ impl FindingsService {
             }
         }
         facts
+    }
+}
+
+fn log_limit(pool: &PoolView, backend: &BackendView, limit: &KvLimit, changed: bool) {
+    let (pool, backend) = (&pool.name, &backend.name);
+    match limit.limit() {
+        _ if !changed => {}
+        Some(limit) => tracing::warn!(
+            %pool, %backend, tokens = limit.tokens, preempted = limit.preempted, outstanding = limit.outstanding,
+            "tokens = \"auto\": the engine preempts requests, because its KV cache is full; fewer outstanding tokens are admitted"
+        ),
+        None => tracing::info!(%pool, %backend, "tokens = \"auto\": the limit of outstanding tokens is gone"),
     }
 }
 

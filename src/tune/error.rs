@@ -18,6 +18,8 @@ pub enum TuneError {
     File { path: String, reason: String },
     #[error("the condition '{text}': {why}")]
     Condition { text: String, why: String },
+    #[error("the bound '{text}': {why}")]
+    Bound { text: String, why: String },
     #[error("the dimension '{key}' {why}")]
     Dimension { key: String, why: String },
     #[error("the space is empty: {0}")]

@@ -8,6 +8,7 @@
 //! beside = ["long.e2el.p99"]         # more measures in the table
 //! against = "long.e2el.p99"          # a second measure: all settings that none beats in both
 //! complete = true                    # measures every setting in full, also a worse one
+//! subject_to = ["long.e2el.p99 <= 3.3s"]   # bounds that the winner must keep
 //! hit_rate = 60                      # minimum per cent of prompt tokens from the prefix cache
 //! constraints = ["vllm.max-num-seqs <= vllm.max-num-batched-tokens"]
 //!
@@ -67,6 +68,8 @@ pub struct TuneTable {
     pub objective: String,
     /// A second measure, for the front of both.
     pub against: Option<String>,
+    /// Bounds on measures that a setting must keep, if the objective is a measure.
+    pub subject_to: Vec<String>,
     /// Per cent of requests that must meet their objectives.
     pub attainment: f64,
     /// The least share of prompt tokens in the prefix caches, per cent.
@@ -98,6 +101,7 @@ impl Default for TuneTable {
         Self {
             objective: "rate".to_owned(),
             against: None,
+            subject_to: Vec::new(),
             attainment: 99.0,
             hit_rate: None,
             beside: Vec::new(),
@@ -173,6 +177,15 @@ impl Number {
 }
 
 impl TuneFile {
+    /// Adds bounds of the command line to `subject_to`. The tuning is another one with them.
+    pub fn add_bounds(&mut self, bounds: &[String]) {
+        if !bounds.is_empty() {
+            self.tune.subject_to.extend_from_slice(bounds);
+            let text = format!("{} {}", self.fingerprint, bounds.join("\n"));
+            self.fingerprint = fingerprint(&text);
+        }
+    }
+
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Self, TuneError> {
         let name = path.display().to_string();
@@ -208,7 +221,10 @@ impl TuneFile {
         if file.config.is_none() && file.gateway.is_none() {
             file.set.splice(0..0, UNLIMITED.map(str::to_owned));
         }
-        let fingerprint = format!("{:016x}", twox_hash::XxHash3_64::oneshot(text.as_bytes()));
-        Ok(Self { scenario: Scenario { file, folder: folder.to_owned() }, tune, fingerprint })
+        Ok(Self { scenario: Scenario { file, folder: folder.to_owned() }, tune, fingerprint: fingerprint(text) })
     }
+}
+
+fn fingerprint(text: &str) -> String {
+    format!("{:016x}", twox_hash::XxHash3_64::oneshot(text.as_bytes()))
 }

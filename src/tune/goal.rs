@@ -2,6 +2,7 @@
 //!
 //! Values are compared by logarithms: 11 is as far above 10 as 110 above 100.
 
+use crate::bound::{Bound, MOST_BOUNDS};
 use crate::error::TuneError;
 use crate::file::{MemoryTable, TuneTable};
 use sluice_core::stats::Sense;
@@ -28,6 +29,8 @@ pub struct Goal {
     pub against: Option<Measure>,
     /// More measures to show.
     pub beside: Vec<Measure>,
+    /// Bounds that a setting must keep.
+    pub bounds: Vec<Bound>,
     /// Requests of the shortest trial of a rate.
     pub requests: usize,
     /// Runs of a setting for a measure.
@@ -55,14 +58,35 @@ impl Goal {
         };
         let beside = table.beside.iter().map(|text| text.parse()).collect::<Result<Vec<Measure>, _>>()?;
         let against = table.against.as_ref().map(|text| text.parse()).transpose()?;
-        let others = [("tune.beside", !beside.is_empty()), ("tune.against", against.is_some())];
+        let bounds = table.subject_to.iter().map(|text| Bound::parse(text)).collect::<Result<Vec<_>, _>>()?;
+        if bounds.len() > MOST_BOUNDS {
+            return Err(TuneError::Goal(format!("tune.subject_to has more than {MOST_BOUNDS} bounds")));
+        }
+        let others = [
+            ("tune.beside", !beside.is_empty()),
+            ("tune.against", against.is_some()),
+            ("tune.subject_to", !bounds.is_empty()),
+        ];
         if let (Objective::Rate { .. }, Some((key, _))) = (&objective, others.iter().find(|(_, given)| *given)) {
             let text = "is for a measure as the objective; each trial of a rate has a load of its own";
             return Err(TuneError::Goal(format!("{key} {text}")));
         }
         let TuneTable { requests, runs, repeats, margin, complete, memory, .. } = *table;
         let (margin, hit_rate) = (margin / 100.0, table.hit_rate.map(|share| share / 100.0));
-        Ok(Self { objective, against, beside, requests, runs, repeats, margin, hit_rate, complete, seed, memory })
+        Ok(Self {
+            objective,
+            against,
+            beside,
+            bounds,
+            requests,
+            runs,
+            repeats,
+            margin,
+            hit_rate,
+            complete,
+            seed,
+            memory,
+        })
     }
 
     /// The good direction.
@@ -79,15 +103,16 @@ impl Goal {
     }
 
     /// The measures of a run with the traffic as configured: the objective, the second measure of a
-    /// front, the others. Percentiles of the first two count requests without a response, so that
-    /// no setting wins by shedding.
+    /// front, the measures of the bounds, the others. Percentiles of all but the others count
+    /// requests without a response, so that no setting wins by shedding.
     pub fn measures(&self) -> Vec<Measure> {
         let own = match &self.objective {
             Objective::Rate { .. } => None,
             Objective::Measure(measure) => Some(measure.clone()),
         };
         let optimised = own.into_iter().chain(self.against.clone()).map(Measure::counting_lost);
-        optimised.chain(self.beside.iter().cloned()).collect()
+        let bounded = self.bounds.iter().map(|bound| bound.measure.clone());
+        optimised.chain(bounded).chain(self.beside.iter().cloned()).collect()
     }
 
     /// The objective as the head of a column.

@@ -227,6 +227,7 @@ mod tests {
             seed,
             outcome: Outcome::Refused { reason: "zu groß".to_owned(), foreseen: true },
             against: vec![0.5],
+            bounded: Vec::new(),
             beside: vec![0.25],
             seconds: 1.5,
             start_seconds: 70.0,

@@ -19,6 +19,7 @@ pub mod setting;
 pub mod constraint;
 pub mod file;
 pub mod space;
+pub mod bound;
 pub mod goal;
 pub mod trial;
 mod learned;
@@ -41,6 +42,7 @@ pub mod report;
 mod tests;
 
 pub use backend::{Backend, Started, System};
+pub use bound::Bound;
 pub use error::TuneError;
 pub use file::TuneFile;
 pub use goal::{Goal, Objective};

@@ -1,6 +1,7 @@
 //! Whole tunings, of queues with known capacity and of the laboratory: the winner, the trials, and
 //! how a tuning resumes.
 
+mod bounds;
 mod confirmation;
 
 use std::path::Path;

@@ -76,6 +76,15 @@ pub enum Outcome {
         /// The percentile.
         measure: String,
     },
+    /// A bound of the goal is not kept.
+    Exceeds {
+        /// The bound, such as `long.e2el.p99 <= 3300 ms`.
+        bound: String,
+        /// The value with its unit; `None`: its requests fail, or there are none.
+        value: Option<String>,
+        /// The ratio to the bound: 1.2 is 20 % beyond it. [`NEVER`] without a value.
+        ratio: f64,
+    },
     /// The prefix caches held too few prompt tokens for the intended workload.
     ColdCache {
         /// The share that they held.
@@ -108,6 +117,9 @@ pub struct Trial {
     /// The second measure of each run, for a front.
     #[serde(default, deserialize_with = "with_unknown")]
     pub against: Vec<f64>,
+    /// The measures of the bounds, in the order of the file.
+    #[serde(default, deserialize_with = "with_unknown")]
+    pub bounded: Vec<f64>,
     /// Other measures, in the order of the file; NaN without data.
     #[serde(default, deserialize_with = "with_unknown")]
     pub beside: Vec<f64>,
@@ -136,6 +148,15 @@ fn with_unknown<'de, D: Deserializer<'de>>(values: D) -> Result<Vec<f64>, D::Err
 }
 
 impl Outcome {
+    /// How far a bound is exceeded, in words.
+    pub fn exceeds(&self) -> Option<String> {
+        let Self::Exceeds { bound, value, .. } = self else { return None };
+        Some(match value {
+            Some(value) => format!("{value} is beyond the bound {bound}"),
+            None => format!("the bound {bound} has no value: its requests fail, or there are none"),
+        })
+    }
+
     /// Whether objectives are missed because requests do not complete.
     pub fn is_incomplete(&self) -> bool {
         matches!(self, Self::Unmet { ratio, .. } if *ratio > SLOWEST)
@@ -155,6 +176,7 @@ impl Trial {
             seed,
             outcome: Outcome::Worse { guess: 0.0 },
             against: Vec::new(),
+            bounded: Vec::new(),
             beside: Vec::new(),
             seconds: 0.0,
             start_seconds: 0.0,

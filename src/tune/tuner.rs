@@ -330,7 +330,8 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
             self.try_out(&Ask { setting: untuned.clone(), effort: Effort::Confirm }).await?;
         }
         let default = self.trials[begin..].iter().find(|trial| trial.setting == untuned);
-        let default = default.filter(|trial| !matches!(trial.outcome, Outcome::Lossy { .. })).cloned();
+        let default = default.filter(|trial| !matches!(trial.outcome, Outcome::Lossy { .. } | Outcome::Exceeds { .. }));
+        let default = default.cloned();
         let comparison = default.as_ref().and_then(|default| self.compare(default, won));
         Ok(Confirmed { winner, default, comparison, front: Vec::new() })
     }

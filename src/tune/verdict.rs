@@ -8,14 +8,16 @@
 //! A measure is compared in pairs of runs with the same seed. A race ends when the interval of the
 //! pairs' mean log ratio lies on the worse side of zero, Bonferroni-corrected for all [`LOOKS`]. In
 //! optimised percentiles, requests without a complete response are infinitely slow: a setting with
-//! an infinite percentile in one run cannot win.
+//! an infinite percentile in one run cannot win. A setting must also keep the bounds of the goal
+//! ([`crate::bound`]).
 
 use crate::backend::{Backend, Started, System};
+use crate::bound::{Exceeded, exceeded};
 use crate::error::TuneError;
 use crate::goal::{Goal, Objective};
 use crate::script_verdict;
 use crate::setting::Setting;
-use crate::trial::{Certified, Effort, Outcome, Trial};
+use crate::trial::{Certified, Effort, NEVER, Outcome, Trial};
 use crate::unmet::unmet;
 use sluice_bench::nth_seed;
 use sluice_bench::search::{
@@ -256,25 +258,51 @@ async fn measure<S: System>(
         values.push(observed);
         let may_end = matches!(effort, Effort::Race(_)) && !goal.complete;
         let is_look = may_end && (run + 1).is_power_of_two() && (2..runs.min((1 << LOOKS) + 1)).contains(&(run + 1));
-        if is_look && has_lost(goal, &values, best) {
-            trial.outcome = Outcome::Worse { guess: mean::of_series(&series(&values, 0), CONFIDENCE).value };
+        if !is_look {
+            continue;
+        }
+        let bounded = bounded(goal, &values, Some(LOOKS));
+        if bounded.is_some() || has_lost(goal, &values, best) {
+            let guess = mean::of_series(&series(&values, 0), CONFIDENCE).value;
+            trial.outcome = bounded.unwrap_or(Outcome::Worse { guess });
             trial.against = (0..others).flat_map(|_| series(&values, 1)).collect();
+            trial.bounded = means(&values, 1 + others, goal.bounds.len());
             trial.notes = system.notes();
             return Ok(());
         }
     }
     let own = series(&values, 0);
     trial.against = (0..others).flat_map(|_| series(&values, 1)).collect();
-    let beside = (1 + others..).take(goal.beside.len());
-    trial.beside = beside.map(|at| mean::of_series(&series(&values, at), CONFIDENCE).value).collect();
+    trial.bounded = means(&values, 1 + others, goal.bounds.len());
+    trial.beside = means(&values, 1 + others + goal.bounds.len(), goal.beside.len());
     trial.notes = system.notes();
     let value = mean::of_series(&own, CONFIDENCE);
-    trial.outcome = match value.value.is_finite() {
-        true => Outcome::Measured { value, runs: own, certified: None },
+    trial.outcome = match (value.value.is_finite(), bounded(goal, &values, None)) {
+        (true, Some(exceeds)) => exceeds,
+        (true, None) => Outcome::Measured { value, runs: own, certified: None },
         // No request of the class was completed.
-        false => Outcome::Worse { guess: 0.0 },
+        (false, _) => Outcome::Worse { guess: 0.0 },
     };
     Ok(())
+}
+
+/// The outcome of a setting that does not keep a bound; `None`: it keeps all.
+fn bounded(goal: &Goal, values: &[Vec<f64>], looks: Option<usize>) -> Option<Outcome> {
+    let first = 1 + usize::from(goal.against.is_some());
+    let measured: Vec<Vec<f64>> = (first..).take(goal.bounds.len()).map(|at| series(values, at)).collect();
+    let Exceeded { bound, value } = exceeded(&goal.bounds, &measured, looks)?;
+    let bound = &goal.bounds[bound];
+    let ratio = value.map_or(NEVER, |value| match bound.measure.sense() {
+        Sense::LowerIsBetter => value / bound.value,
+        Sense::HigherIsBetter => bound.value / value,
+    });
+    let value = value.map(|value| bound.with_unit(value));
+    Some(Outcome::Exceeds { bound: bound.text(), value, ratio: ratio.min(NEVER) })
+}
+
+/// The means of `count` measures of the runs, from the measure at `first`.
+fn means(values: &[Vec<f64>], first: usize, count: usize) -> Vec<f64> {
+    (first..).take(count).map(|at| mean::of_series(&series(values, at), CONFIDENCE).value).collect()
 }
 
 fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {

@@ -62,7 +62,7 @@ export function backendRow(pool, backend) {
       h("div", {}, reasons(backend).map(text => h("div", { class: "reason" }, text))),
       h("details", {}, h("summary", {}, "details"), facts(backend))),
     h("td", { class: "use" }, bar("slots", backend.slots, { known: true })),
-    h("td", { class: "use" }, bar("tokens", backend.tokens, { known: true })),
+    h("td", { class: "use", title: backend.tokens_limit_reason }, bar("tokens", backend.tokens, { known: true })),
     h("td", { class: "use" }, permits && bar("prefill permits", backend.long_prefills), (!permits || backend.prefill_tokens.limit !== undefined) && bar("prefill tokens", backend.prefill_tokens)),
     h("td", { class: "nowrap" },
       h("div", {}, backend.tpot_ms ? `${backend.tpot_ms.toFixed(1)} ms/token` : NONE),
@@ -76,6 +76,7 @@ export function facts(backend) {
   const rows = [
     ["address", backend.url], ["weight", backend.weight], ["in flight", count(backend.in_flight)],
     ["context", backend.max_model_len && `${count(backend.max_model_len)} tokens`],
+    ["token limit", backend.tokens_limit_reason && `learned: ${backend.tokens_limit_reason}`],
     ["permits for", limitsPrefill(backend) && backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
     ["engine", engine ? `${engine.driver}, ${words(engine.step)} for ${span(engine.seconds)}, ${engine.restarts} unplanned restarts` : "run by another program"],
     ["flags", engine?.settings], ["last good flags", engine?.last_good],

@@ -25,7 +25,7 @@ fn raised(pool: &Pool, factor: u32) -> Vec<String> {
     if pool.slots < ENGINE_SLOTS {
         sets.push(set("slots", u64::from(pool.slots.saturating_mul(factor).min(SLOTS_MAX))));
     }
-    for (key, limit) in [("tokens", pool.tokens), ("prefill_tokens", pool.prefill_tokens)] {
+    for (key, limit) in [("tokens", pool.tokens.fixed()), ("prefill_tokens", pool.prefill_tokens)] {
         sets.extend(limit.map(|limit| set(key, limit.0.saturating_mul(u64::from(factor)))));
     }
     sets

@@ -38,7 +38,7 @@ pub struct TuneArgs {
     file: Option<PathBuf>,
     /// Take the environment variables of vLLM's auto_tune.sh in place of FILE, tune real engines,
     /// and write the files of auto_tune.sh
-    #[arg(long, conflicts_with_all = ["file", "journal", "engines", "result", "gateway"])]
+    #[arg(long, conflicts_with_all = ["file", "journal", "engines", "result", "gateway", "subject_to"])]
     auto_tune_compat: bool,
     /// Continue the journal of an earlier run
     #[arg(long)]
@@ -49,6 +49,10 @@ pub struct TuneArgs {
     /// Limit at which the search ends: engine time such as 2h, or trials such as 45 (repeatable)
     #[arg(long, value_name = "TIME|TRIALS", value_parser = limit)]
     budget: Vec<Limit>,
+    /// Bound that a setting must keep, beside those of FILE, such as "long.e2el.p99 <= 3.3s"
+    /// (repeatable)
+    #[arg(long, value_name = "BOUND")]
+    subject_to: Vec<String>,
     /// Method of the search: race, random, model or auto-tune [default: race up to 60 settings,
     /// else model]
     #[arg(long, value_name = "METHOD")]
@@ -178,7 +182,8 @@ impl Ended {
 
 /// Tunes, or lists the space.
 fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
-    let file = TuneFile::load(args.file())?;
+    let mut file = TuneFile::load(args.file())?;
+    file.add_bounds(&args.subject_to);
     let space = Space::new(&file.tune)?;
     let settings = space.settings()?;
     if args.list {

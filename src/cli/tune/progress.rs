@@ -91,6 +91,7 @@ fn what(trial: &Trial) -> String {
         Outcome::Measured { value, .. } => number(value.value),
         Outcome::Worse { .. } => "not better".to_owned(),
         Outcome::Starts => "starts".to_owned(),
+        Outcome::Exceeds { .. } => trial.outcome.exceeds().unwrap_or_default(),
         Outcome::Lossy { measure } => format!("so many requests fail that {measure} is one of theirs"),
         Outcome::ColdCache { hit_rate, wanted } => {
             format!("its prefix caches held {:.0} % of the prompts and not {:.0} %", hit_rate * 100.0, wanted * 100.0)

@@ -96,6 +96,8 @@ pub struct MetricsSnapshot {
     /// Tokens that the prefix cache of one engine holds in GPU memory, if the page shows it: the
     /// size of the KV cache, 0 if prefix caching is off.
     pub cache_tokens: Option<u64>,
+    /// Tokens in the KV caches of all engines of the page together, with prefix caching or without.
+    pub kv_tokens: Option<u64>,
     /// Why the stated size of a KV cache does not count.
     pub cache_doubt: Option<KvDoubt>,
     /// Tokens that one engine keeps in host memory; 0 without that tier, or if the page does not
@@ -217,7 +219,10 @@ impl MetricsSnapshot {
             "num_requests_waiting_by_reason" if label(labels, "reason") == Some("deferred") => {
                 self.deferred = Some(self.deferred.unwrap_or_default() + value);
             }
-            KV_TOKENS => self.cache_tokens = Some(value as u64),
+            KV_TOKENS => {
+                self.cache_tokens = Some(value as u64);
+                self.kv_tokens = self.cache_tokens;
+            }
             "lora_requests_info" => self.add_adapters(labels, value),
             "cache_config_info" => {
                 let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
@@ -225,6 +230,8 @@ impl MetricsSnapshot {
                 let on = label(labels, "enable_prefix_caching") != Some("False");
                 let tokens = size.tokens.map(|tokens| if on { tokens } else { 0 });
                 self.cache_tokens = self.cache_tokens.or(tokens);
+                let sum = size.tokens.map(|tokens| tokens.saturating_add(self.kv_tokens.unwrap_or(0)));
+                self.kv_tokens = sum.or(self.kv_tokens);
                 self.cache_doubt = self.cache_doubt.or(size.doubt);
                 self.gpu_blocks = match (self.gpu_blocks, blocks) {
                     (Some(sum), Some(more)) => Some(sum.saturating_add(more)),

@@ -343,7 +343,7 @@ impl ModelRoute {
 pub fn limits_of(pool: &sluice_config::Pool) -> BackendLimits {
     BackendLimits {
         slots: pool.slots,
-        tokens: pool.tokens.map(|tokens| tokens.0),
+        tokens: pool.tokens.fixed().map(|tokens| tokens.0),
         prefill_tokens: pool.prefill_tokens.map(|tokens| tokens.0),
         long_prefix: pool.long_prefix.map(|long| LongPrefix { threshold: long.threshold.0, slots: long.slots }),
     }

@@ -159,7 +159,7 @@ impl BackendState {
         Candidate {
             id,
             free_slots: if closed { 0 } else { limits.slots.saturating_sub(occupied.slots) },
-            free_tokens: left(limits.tokens, occupied.tokens),
+            free_tokens: left(limits.tokens, occupied.tokens).min(self.bounds.learned_room(used)),
             // A prompt above the limit runs when no other prompt is in prefill.
             free_prefill: left(limits.prefill_tokens.filter(|_| occupied.prefill_tokens > 0), occupied.prefill_tokens),
             weight: self.place.weight,
@@ -231,6 +231,7 @@ impl BackendState {
         match self.health.allowance() {
             Some(requests) if self.used.requests >= requests => Fit::Full,
             _ if !self.in_rotation() => Fit::Full,
+            _ if need.tokens() > self.bounds.learned_room(&self.used) => Fit::Full,
             _ => self.occupied().fit(self.bounds.in_force(), need),
         }
     }

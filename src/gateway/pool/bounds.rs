@@ -7,6 +7,7 @@
 //! | trial | the tuner, after it has changed flags of the engine | slots and tokens of requests |
 //! | share | a gateway that divides the limits (`foreign.rs`) | all usage of this gateway |
 //! | ledger | the ledger of several gateways (`divided.rs`) | all usage of this gateway |
+//! | learned | preemptions, with `tokens = "auto"` | tokens of requests; refuses none |
 //! | foreign | other gateways, which use this much of the backend | all usage together |
 //!
 //! For each unit the smallest bound applies. A share of 0 admits nothing, and requests wait.
@@ -27,8 +28,23 @@ pub enum Bound {
     Share(Option<Share>),
     /// The most that this gateway may use by the ledger.
     Ledger(Share),
+    /// The outstanding tokens with which the engine is expected to preempt no request; `None`: it
+    /// preempts none.
+    Learned(Option<LearnedTokens>),
     /// The capacity that other gateways use, or may begin to use at any moment.
     Foreign(Share),
+}
+
+/// A limit of outstanding tokens that follows from preemptions. A request above it runs when no
+/// other does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedTokens {
+    /// The limit.
+    pub tokens: u64,
+    /// Requests that the engine preempted before the limit was last lowered.
+    pub preempted: u64,
+    /// Outstanding tokens at that time.
+    pub outstanding: u64,
 }
 
 /// The most that requests may use of a backend whose engine is on trial, because the flags were
@@ -69,6 +85,7 @@ pub(super) struct Bounds {
     trial: Option<TrialBound>,
     share: Option<Share>,
     ledger: Option<Share>,
+    learned: Option<LearnedTokens>,
     foreign: Share,
     /// Derived from the bounds above when one of them is set, since every request reads them.
     in_force: BackendLimits,
@@ -83,6 +100,7 @@ impl Bounds {
             trial: None,
             share: None,
             ledger: None,
+            learned: None,
             foreign: Share::default(),
             in_force: configured,
             withheld: Share::default(),
@@ -96,6 +114,7 @@ impl Bounds {
             Bound::Trial(trial) => self.trial = trial,
             Bound::Share(share) => self.share = share,
             Bound::Ledger(share) => self.ledger = Some(share),
+            Bound::Learned(learned) => self.learned = learned,
             Bound::Foreign(share) => self.foreign = share,
         }
         let limits = self.of_copies();
@@ -117,6 +136,17 @@ impl Bounds {
 
     pub(super) fn configured(&self) -> &BackendLimits {
         &self.configured
+    }
+
+    pub(super) fn learned(&self) -> Option<LearnedTokens> {
+        self.learned
+    }
+
+    /// Tokens that the learned limit leaves next to the leases of this gateway, by which it was
+    /// learned. An idle backend takes any request.
+    pub(super) fn learned_room(&self, used: &CapacityUsage) -> u64 {
+        let limit = self.learned.filter(|_| used.tokens > 0);
+        limit.map_or(u64::MAX, |limit| limit.tokens.saturating_sub(used.tokens))
     }
 
     /// The limits without the trial: copies explore these.

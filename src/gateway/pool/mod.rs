@@ -79,7 +79,7 @@ pub mod divided;
 mod tests;
 
 pub use admission::Admission;
-pub use bounds::{Bound, TrialBound};
+pub use bounds::{Bound, LearnedTokens, TrialBound};
 pub use breaker::RecentAnswers;
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use decoding::DecodeSums;

@@ -153,6 +153,8 @@ impl BackendState {
         let slots = u64::from(occupied.slots) + u64::from(need.slots);
         let tokens = occupied.tokens.saturating_add(need.tokens());
         let limits = self.bounds.in_force();
-        (slots.saturating_sub(limits.slots.into()), tokens.saturating_sub(limits.tokens.unwrap_or(u64::MAX)))
+        let short = tokens.saturating_sub(limits.tokens.unwrap_or(u64::MAX));
+        let learned = need.tokens().saturating_sub(self.bounds.learned_room(&self.used)).min(self.used.tokens);
+        (slots.saturating_sub(limits.slots.into()), short.max(learned))
     }
 }

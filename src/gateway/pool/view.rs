@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::bounds::LearnedTokens;
 use super::breaker::RecentAnswers;
 use super::capacity::{BackendLimits, CapacityUsage};
 use super::fair_owner::OwnerView;
@@ -79,6 +80,8 @@ pub struct BackendView {
     pub hangs: u64,
     /// The limits in force.
     pub limits: BackendLimits,
+    /// The limit of tokens that was learned from preemptions.
+    pub learned: Option<LearnedTokens>,
     /// Capacity in use.
     pub used: CapacityUsage,
     /// Capacity that other gateways use, or may begin to use.
@@ -116,6 +119,12 @@ impl BackendView {
             Cordon::Open if self.closed => "draining",
             Cordon::Open => self.phase.label(),
         }
+    }
+
+    /// The limit of outstanding tokens, configured or learned.
+    pub fn token_limit(&self) -> Option<u64> {
+        let learned = self.learned.map(|learned| learned.tokens);
+        self.limits.tokens.into_iter().chain(learned).min()
     }
 
     /// Whether the backend gets new work when it has room.
@@ -197,6 +206,7 @@ impl AdmissionState {
                     removed: b.service.removed,
                     hangs: b.liveness.hangs,
                     limits: *b.bounds.in_force(),
+                    learned: b.bounds.learned(),
                     used: b.used,
                     foreign: b.bounds.foreign(),
                     copies: (b.copies.sequences(), b.copies.tokens()),

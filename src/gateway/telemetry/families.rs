@@ -126,6 +126,8 @@ families! {
         "Limit of concurrent sequences on a backend";
     OUTSTANDING_TOKENS: "sluice_outstanding_tokens" MetricKind::Gauge, BACKEND,
         "Estimated prompt and output tokens of the requests in flight on a backend";
+    OUTSTANDING_TOKENS_MAX: "sluice_outstanding_tokens_max" MetricKind::Gauge, BACKEND,
+        "Limit of outstanding tokens on a backend, configured or learned from preemptions; absent without a limit";
     PREFILL_TOKENS: "sluice_prefill_tokens" MetricKind::Gauge, BACKEND,
         "Estimated prompt tokens of the requests in prefill on a backend, that is, before their first token";
     LONG_PREFILLS_MAX: "sluice_long_prefills_max" MetricKind::Gauge, BACKEND,

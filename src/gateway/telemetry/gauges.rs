@@ -18,12 +18,13 @@ const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
     (families::LONG_PREFILLS, |backend| f64::from(backend.used.long_prefills)),
 ];
 
-pub(super) const FAMILIES: [Family; 20] = [
+pub(super) const FAMILIES: [Family; 21] = [
     families::METRICS_MERGED,
     families::BACKEND_PREFILL_RATE,
     families::IN_FLIGHT,
     families::SLOTS,
     families::OUTSTANDING_TOKENS,
+    families::OUTSTANDING_TOKENS_MAX,
     families::PREFILL_TOKENS,
     families::LONG_PREFILLS,
     families::LONG_PREFILLS_MAX,
@@ -73,6 +74,9 @@ fn add_backend(pool: &str, backend: &BackendView, page: &mut Page) {
     }
     if let Some(long) = backend.limits.long_prefix {
         page.add(&families::LONG_PREFILLS_MAX, &labels, f64::from(long.slots));
+    }
+    if let Some(limit) = backend.token_limit() {
+        page.add(&families::OUTSTANDING_TOKENS_MAX, &labels, limit as f64);
     }
     for (unit, share) in backend.share_of_limits() {
         page.add(&families::CLUSTER_SHARE, &[pool, &backend.name, unit], share as f64);

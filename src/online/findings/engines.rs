@@ -107,7 +107,7 @@ fn memory(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     );
     let evidence =
         format!("{preemptions:.0} preemptions in a minute, {:.0} % of the KV cache in use", now.kv_usage * 100.0);
-    let advice = "Set tokens of the pool to the size of the KV cache, or lower slots.";
+    let advice = "Give the engine more KV cache or lower slots; with tokens = \"auto\" the gateway admits less.";
     Some(minute.finding(Cause::KvCacheFull, name, sentence, evidence, advice))
 }
 

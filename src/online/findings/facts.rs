@@ -38,6 +38,8 @@ pub struct PageFacts {
     pub prefix: [f64; 2],
     /// Tokens that the KV cache holds, if known.
     pub cache_tokens: Option<u64>,
+    /// Tokens in the KV caches of all ranks, if known.
+    pub kv_tokens: Option<u64>,
     /// Adapters with requests, and slots for adapters.
     pub adapters: Option<(u64, u64)>,
 }
@@ -58,6 +60,7 @@ impl From<&MetricsSnapshot> for PageFacts {
             large_prompts: page.computed_above.counts(),
             prefix: [page.prefix_queries, page.prefix_hits],
             cache_tokens: page.cache_tokens,
+            kv_tokens: page.kv_tokens,
             adapters: page.adapters.as_ref().map(|adapters| (adapters.names.len() as u64, adapters.slots)),
         }
     }

@@ -115,7 +115,9 @@ fn value(trial: &Trial, goal: &Goal) -> String {
         (Outcome::Measured { value, .. }, Objective::Measure(measure)) => {
             format!("{measure} {} {}", interval(value, 95), measure.unit())
         }
-        (outcome, _) => missed(outcome).unwrap_or_else(|| "no value, when it was measured again".to_owned()),
+        (outcome, _) => missed(outcome)
+            .or_else(|| outcome.exceeds())
+            .unwrap_or_else(|| "no value, when it was measured again".to_owned()),
     }
 }
 
@@ -143,6 +145,7 @@ fn default_is_unusable(report: &Report) -> Option<String> {
     match &default.outcome {
         Outcome::Refused { reason, .. } => Some(format!("the defaults do not start: {reason}")),
         Outcome::Unmet { .. } => Some(format!("the defaults meet no rate: {}", missed(&default.outcome)?)),
+        Outcome::Exceeds { .. } => Some(format!("the defaults do not qualify: {}", default.outcome.exceeds()?)),
         Outcome::Lossy { measure } => {
             Some(format!("the defaults cannot be used: so many requests fail that {measure} is one of theirs"))
         }
@@ -161,6 +164,17 @@ fn why_none(report: &Report) -> String {
         return format!(
             "no setting meets the objectives. The nearest is {}: {missed}. Loosen that objective, shorten these requests, or \
              use a faster GPU",
+            name(&trial.setting)
+        );
+    }
+    let nearest = report.trials.iter().filter_map(|trial| match &trial.outcome {
+        Outcome::Exceeds { ratio, .. } => Some((*ratio, trial)),
+        _ => None,
+    });
+    if let Some((_, trial)) = nearest.min_by(|one, other| one.0.total_cmp(&other.0)) {
+        let exceeds = trial.outcome.exceeds().unwrap_or_default();
+        return format!(
+            "no setting keeps the bounds. The nearest is {}: {exceeds}. Loosen that bound, or add dimensions that serve it",
             name(&trial.setting)
         );
     }

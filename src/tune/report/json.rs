@@ -5,6 +5,7 @@
 
 use serde_json::{Value, json};
 
+use crate::bound::Bound;
 use crate::goal::Goal;
 use crate::report::{answer, flags, table};
 use crate::trial::Trial;
@@ -23,6 +24,7 @@ pub fn json(report: &Report, goal: &Goal) -> Value {
     let advised = answer::advised(report, goal);
     json!({
         "objective": goal.label(),
+        "subject_to": goal.bounds.iter().map(Bound::text).collect::<Vec<_>>(),
         "answer": answer::answer(report, goal),
         "winner": confirmed(&report.winner),
         "default": confirmed(&report.default),

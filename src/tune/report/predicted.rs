@@ -16,6 +16,7 @@ pub fn cell(report: &Report, setting: &Setting) -> String {
         Some(Outcome::Measured { value, .. }) => number(value.value),
         Some(Outcome::Refused { .. }) => "does not start".to_owned(),
         Some(Outcome::Unmet { .. }) => "none".to_owned(),
+        Some(Outcome::Exceeds { .. }) => "out of bounds".to_owned(),
         _ => "-".to_owned(),
     }
 }

@@ -5,6 +5,7 @@
 //! confirmation: the estimates come from different loads, and the first is rough. Only a confirmed
 //! rate has an interval.
 
+use crate::bound::Bound;
 use crate::goal::{Goal, Objective, label_of};
 use crate::report::names::{Names, wrapped};
 use crate::report::{answer, flags, predicted};
@@ -66,7 +67,7 @@ fn shown<'a>(report: &'a Report, goal: &Goal) -> Vec<&'a Trial> {
         _ if advised.as_ref() == Some(&trial.setting) => 0,
         Outcome::Measured { .. } => 1,
         Outcome::Worse { .. } | Outcome::Starts => 2,
-        Outcome::Unmet { .. } | Outcome::ColdCache { .. } | Outcome::Lossy { .. } => 3,
+        Outcome::Unmet { .. } | Outcome::Exceeds { .. } | Outcome::ColdCache { .. } | Outcome::Lossy { .. } => 3,
         Outcome::Refused { .. } => 4,
     };
     let value = |trial: &Trial| score(trial, goal).unwrap_or(f64::NEG_INFINITY);
@@ -99,6 +100,7 @@ impl Columns<'_> {
         head.extend((self.confirmed && self.is_rate()).then(|| "certified".to_owned()));
         head.extend(has_predictions(report).then(|| "predicted".to_owned()));
         head.extend(goal.against.as_ref().map(label_of));
+        head.extend(goal.bounds.iter().map(Bound::text));
         head.extend(goal.beside.iter().map(ToString::to_string));
         head.push("note".to_owned());
         head
@@ -131,6 +133,7 @@ impl Columns<'_> {
         row.extend(self.confirmation(&trial.setting));
         row.extend(has_predictions(self.report).then(|| predicted::cell(self.report, &trial.setting)));
         row.extend(goal.against.as_ref().map(|_| mean(&trial.against)));
+        row.extend((0..goal.bounds.len()).map(|at| trial.bounded.get(at).map_or_else(dash, |value| number(*value))));
         row.extend((0..goal.beside.len()).map(|at| trial.beside.get(at).map_or_else(dash, |value| number(*value))));
         row.push(notes.join("; "));
         row
@@ -141,7 +144,8 @@ impl Columns<'_> {
         row.push("left out".to_owned());
         row.extend(self.confirmation(setting));
         row.extend(has_predictions(self.report).then(|| predicted::cell(self.report, setting)));
-        row.extend(self.goal.against.iter().chain(&self.goal.beside).map(|_| dash()));
+        let measures = usize::from(self.goal.against.is_some()) + self.goal.bounds.len() + self.goal.beside.len();
+        row.extend((0..measures).map(|_| dash()));
         row.push(note);
         row
     }
@@ -199,6 +203,11 @@ fn value_and_notes(trial: &Trial, is_rate: bool) -> (String, Vec<String>) {
             };
             notes.insert(0, format!("single requests of '{group}' {what}"));
             "none".to_owned()
+        }
+        Outcome::Exceeds { .. } => {
+            notes.extend(trial.outcome.exceeds());
+            notes.rotate_right(1);
+            "out of bounds".to_owned()
         }
         Outcome::Lossy { measure } => {
             notes.insert(0, format!("so many requests fail that {measure} is one of theirs"));

@@ -5,7 +5,7 @@
 //! nearest settings). Then it asks for the largest *expected improvement x probability of
 //! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to their
 //! differences from predictions; guesses for lost races count as noise. The probability is the
-//! share of started settings among the tried ones, weighted by their likeness.
+//! share of started settings that keep the bounds among the tried ones, weighted by their likeness.
 //!
 //! For a front each trial weighs the two measures differently ([`Weight`]), and the search ends
 //! when none of [`WEIGHTS`] weights promises a gain.
@@ -79,7 +79,11 @@ impl Model {
             for (at, trial) in tried {
                 let weight = process.likeness(point, &self.coordinates[*at]);
                 all += weight;
-                up += if matches!(trial.outcome, Outcome::Refused { .. }) { 0.0 } else { weight };
+                up += if matches!(trial.outcome, Outcome::Refused { .. } | Outcome::Exceeds { .. }) {
+                    0.0
+                } else {
+                    weight
+                };
             }
             up / all
         };

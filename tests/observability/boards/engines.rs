@@ -85,9 +85,12 @@ fn load() -> Vec<Panel> {
         lines(
             "Outstanding tokens",
             "none",
-            vec![adds(format!("{by} (sluice_outstanding_tokens{{@pool}})"), "{{pool}}/{{backend}}")],
+            vec![
+                adds(format!("{by} (sluice_outstanding_tokens{{@pool}})"), "{{pool}}/{{backend}}"),
+                adds(format!("{by} (sluice_outstanding_tokens_max{{@pool}})"), "{{pool}}/{{backend}} limit"),
+            ],
         )
-        .about("Estimated prompt and output tokens of the requests in flight"),
+        .about("Estimated prompt and output tokens of the requests in flight, and their limit: configured, or learned from preemptions"),
     ]
 }
 
