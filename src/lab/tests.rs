@@ -7,6 +7,7 @@ mod classes;
 mod experiments;
 mod faults;
 mod findings;
+mod kv_limit;
 mod loops;
 mod measured;
 mod engine_tuner;

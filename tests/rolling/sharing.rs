@@ -21,12 +21,13 @@ const WAKE: Duration = Duration::from_millis(300);
 /// Turns that each engine gets in the test.
 const TURNS: u64 = 3;
 
-/// A gateway with the models a and b on one GPU, and further lines of `[fleet]`.
-async fn rig(fleet: &str) -> anyhow::Result<Rig> {
+/// A gateway with the models a and b on one GPU, and further lines of `[fleet]`. `ports` are those
+/// of one test: while an engine is stopped, the gateway of another test would take its port.
+async fn rig(ports: &str, fleet: &str) -> anyhow::Result<Rig> {
     let folder = tempfile::tempdir()?;
     let mut text = format!(
         "[health]\nprobe_interval = \"100ms\"\n[fleet]\ngrace = \"500ms\"\nramp = \"0s\"\nwarm_up = 0\n\
-         share_stay = \"1s\"\nshare_hold = \"60s\"\n{fleet}\n"
+         share_stay = \"1s\"\nshare_hold = \"60s\"\nports = {ports:?}\n{fleet}\n"
     );
     for model in ["a", "b"] {
         text += &format!(
@@ -53,7 +54,7 @@ async fn engines(rig: &Rig) -> anyhow::Result<Vec<(String, u64, f64)>> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_models_on_one_gpu_take_turns_and_no_request_is_lost() {
     let shared = async {
-        let mut rig = rig("").await?;
+        let mut rig = rig("16000-16099", "").await?;
         ensure!(engines(&rig).await?.iter().all(|(step, ..)| matches!(&**step, "idle" | "recover" | "stop")));
         let began = Instant::now();
         let (a, b) = (Load::of(rig.port, "a"), Load::of(rig.port, "b"));
@@ -109,7 +110,7 @@ async fn two_models_on_one_gpu_take_turns_and_no_request_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_without_sleep_is_stopped_and_a_long_sleep_ends_the_process() {
     let shared = async {
-        let mut rig = rig("asleep = \"500ms\"").await?;
+        let mut rig = rig("16100-16199", "asleep = \"500ms\"").await?;
         let load = Load::of(rig.port, "a");
         rig.until("a serves", async |_| Ok(load.completed() > 5)).await?;
         ensure!(load.end().await.is_empty(), "{}", rig.log());
