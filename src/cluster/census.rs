@@ -13,9 +13,9 @@
 //! windows than it publishes counts as 0.
 //!
 //! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing, so a bound holds until the
-//! beat of that entry changes, because another gateway is added. A sample bounds the beat that the
-//! plan before it saw. Under load, sequences that just started may stay unexplained until a calm
-//! moment.
+//! beat of that entry changes, because another gateway is added. A sample gives the bound for the
+//! beat of [`UNEXPLAINED`] that the plan before the sample saw. Under load, sequences that just
+//! started may stay unexplained until a calm moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

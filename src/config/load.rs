@@ -193,8 +193,8 @@ fn written(flags: &Flags) -> String {
     out
 }
 
-/// Writes backends, named by host and port, which an operator recognises, or by number if that
-/// cannot be a name.
+/// Writes backends. A backend is named by host and port, which an operator recognises, or by number
+/// if host and port are no valid name or are taken.
 fn backends(out: &mut String, urls: &[String]) {
     let mut names: Vec<String> = Vec::new();
     for (index, url) in urls.iter().enumerate() {

@@ -134,7 +134,7 @@ table! {
 }
 
 impl PromptRange {
-    /// Reports a range without any length.
+    /// Reports an empty range, which contains no prompt length.
     pub(super) fn check(&self, path: &str, report: &mut Report<'_>) {
         if let Some(max) = self.max.filter(|max| *max <= self.min && report.is_sound(path)) {
             report.add_at(path, Situation::EmptyRange { min: self.min.to_string(), max: max.to_string() });

@@ -1,5 +1,5 @@
-//! Starts and stops engines during a run, as the gateway's own autoscaler or one of clusters
-//! decides.
+//! Starts and stops engines during a run, as the gateway's own autoscaler or a cluster's autoscaler
+//! (HPA, KEDA) decides.
 //!
 //! An ordered engine starts for [`Autoscale::cold_start`] and is paid from the order to the end. An
 //! engine that must go gets no new requests and ends with the last request in flight, at the latest

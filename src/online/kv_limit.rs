@@ -19,8 +19,8 @@ use crate::findings::facts::PageFacts;
 /// Preemptions between two looks that show a full cache. Single ones are no harm.
 const PREEMPTED: f64 = 3.0;
 const MARGIN: f64 = 0.9;
-/// The least limit, as a share of the KV caches, or of the outstanding tokens if their size is not
-/// known.
+/// The least limit, as a share of the tokens that fit the KV caches; if the size of the caches is
+/// not known, of the outstanding tokens.
 const FLOOR: f64 = 0.5;
 /// Growth of the limit a look.
 const RISE: f64 = 1.02;

@@ -43,9 +43,10 @@ impl LocalRoutes for ModelList {
         pools.iter().any(|pool| pool.holds || pool.backends.iter().any(BackendView::in_rotation))
     }
 
-    /// The cards of all backends, as the engines sent them. If the cards for a name differ, the
-    /// card with the largest context limit counts, because that engine gets the long prompts.
-    /// Aliases, and declared models that no backend reports yet, get a generated card.
+    /// The cards of the models that `key` may use, as the engines sent them. If the cards for a
+    /// name differ, the card with the largest context limit counts, because that engine gets the
+    /// long prompts. Aliases, and declared models that no backend reports yet, get a generated
+    /// card.
     fn models(&self, routing: &RoutingTable, key: Option<&ApiKey>) -> Bytes {
         let cards = self.cards(routing, key);
         let data: Vec<&str> = cards.iter().map(|(_, json)| json.get()).collect();

@@ -38,7 +38,7 @@ pub struct Running {
     pub(crate) end: watch::Sender<bool>,
     pub(crate) serving: JoinHandle<usize>,
     pub(crate) tasks: Vec<JoinHandle<()>>,
-    /// `None` while another gateway decides, and if a leader is elected.
+    /// `None` while another gateway decides, and always in a cluster that elects its leader.
     pub(crate) deciders: Option<Deciders>,
     /// This gateway's part in the election, if a leader is elected, who has the deciders.
     pub(crate) leading: Option<Leading>,

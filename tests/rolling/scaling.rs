@@ -126,7 +126,8 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
     timeout(LIMIT, scaled).await.expect("took longer than allowed").unwrap();
 }
 
-/// Which engines run and which are stopped survives the gateway: an upgrade, a kill, a stop.
+/// The running engines stay running and the stopped ones stay stopped when the gateway is upgraded,
+/// killed or stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_gateway_takes_over_what_runs_and_leaves_stopped_what_is_stopped() {
     let taken = async {

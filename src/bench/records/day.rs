@@ -10,7 +10,7 @@ use super::table::{Interval, count, e2el, head, latencies, met, percent, quantil
 use super::{Entry, Group, LENGTHS, causes, group};
 use crate::report::sections::{Dots, Section};
 
-/// Classes in a plot, the largest ones.
+/// Number of classes in a plot; the largest classes are shown.
 const PLOTTED: usize = 4;
 
 /// The sections of a report; `entries` are in the order of arrival.

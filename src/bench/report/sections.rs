@@ -40,7 +40,7 @@ pub struct Dots {
 
 const WIDE: f64 = 30.0;
 
-/// The HTML of sections, made by `command`, after the `notes`.
+/// The HTML page of a result that `command` made: the `notes`, then the sections.
 pub fn page(command: &str, title: &str, notes: &[String], sections: &[Section]) -> String {
     let mut page = Page::of(command, title);
     page.warnings(notes);

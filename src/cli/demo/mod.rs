@@ -6,8 +6,9 @@
 //! of 200 prompt and 128 output tokens at 30 per second, long ones of 16,000 and 64 at 2 per
 //! second, both Poisson.
 //!
-//! Live engines run in real time, so latencies include the gateway's, which runs all the time; each
-//! arrangement is a new configuration with new engines, after a few warm-up requests.
+//! Live engines run in real time, so the latencies include the gateway's own time. The gateway runs
+//! throughout; each arrangement is a new configuration with new engines, measured after a few
+//! warm-up requests.
 //!
 //! | file | content |
 //! |---|---|

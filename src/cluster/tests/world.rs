@@ -153,8 +153,8 @@ impl World {
         self.gateways.len() - 1
     }
 
-    /// Kills a process. Connections close after a while; after a power failure never, and requests
-    /// run to their end.
+    /// Kills a process. The connections of a killed process close after a while. After a power
+    /// failure they stay open, and the requests run to their end.
     pub(super) fn kill(&mut self, index: usize, power_failed: bool) {
         self.gateways[index].alive = false;
         for engine in &mut self.engines {

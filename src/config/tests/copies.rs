@@ -48,7 +48,7 @@ fn more_copies_leave_the_others_as_they_are() {
 fn mistakes_are_reported_once_and_with_the_line() {
     assert_eq!(
         refused(&text("copies = 0")),
-        ["test.toml:5:33: pool[0].backend[0].launch.copies: 0 is outside 1 to 64"]
+        ["test.toml:5:29: pool[0].backend[0].launch.copies: 0 is outside 1 to 64"]
     );
     assert!(refused(&text("copies = 65"))[0].ends_with("65 is outside 1 to 64"));
     assert!(refused(&text("copies = \"4\""))[0].contains("expected a whole number"));

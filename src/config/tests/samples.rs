@@ -126,8 +126,8 @@ fn every_example_in_the_reference_can_be_read() {
     let problems = Config::parse(&text, "sluice.toml", &[], &surroundings(folder.path())).unwrap_err();
     // Some examples exclude each other; there must be no other problems.
     let situations = problems.errors.iter().map(|problem| problem.situation().clone());
-    // The rule about `pool.kubernetes`, or the missing feature; the two are at different places of
-    // the file.
+    // Either the rule about `pool.kubernetes` or the missing feature is reported; the two errors
+    // are at different places of the file.
     let (of_pods, others): (Vec<_>, Vec<_>) =
         situations.partition(|one| matches!(one, Situation::PodsAndBackends | Situation::WithoutKubernetes));
     assert_eq!(of_pods.len(), 1, "{problems}");

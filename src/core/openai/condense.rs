@@ -47,11 +47,11 @@ pub struct Condenser {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Start,
-    /// A value; if `first`, or the end of an empty array.
+    /// A value; with `first`, also the end of an empty array.
     Value {
         first: bool,
     },
-    /// A key; if `first`, or the end of an empty object.
+    /// A key; with `first`, also the end of an empty object.
     Key {
         first: bool,
     },

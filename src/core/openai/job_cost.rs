@@ -1,11 +1,11 @@
 //! The cost of a job, in the unit of the pool: characters of a text, pixels times steps, seconds of
 //! a recording, or 1.
 //!
-//! A rule names fields of the JSON body whose values are multiplied. Of a number the value counts,
-//! of a text such as `1024x768` the product of its numbers, of another text its characters, of a
-//! list its entries. Without fields, the bytes of the body count: an upload is as long as its
-//! recording. The amount is divided by `per`. Pure, one pass, no tree except the named fields;
-//! bound: [`MAX_COST`].
+//! A rule names fields of the JSON body whose values are multiplied. A number counts as its value,
+//! a text such as `1024x768` as the product of its numbers, any other text as its number of
+//! characters, and a list as its number of entries. Without fields, the bytes of the body count: an
+//! upload is as long as its recording. The amount is divided by `per`. Pure, one pass, no tree
+//! except the named fields; bound: [`MAX_COST`].
 
 use super::request_error::RequestError;
 use super::scan::Scanner;

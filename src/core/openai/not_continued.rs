@@ -5,10 +5,11 @@
 //! is a reason why that is not so, or why nothing was tried; its label is in the log and in the
 //! metric. The client then gets the error event that ends a broken stream.
 //!
-//! Eligible is the rest: one streamed answer in plain text to a chat, to a message of Anthropic's
-//! form that has only texts, or to a completion of one text prompt; also with tools of which none
-//! is called yet. Stop strings are exact as well, because an engine holds back the characters in
-//! which one may begin; only a text that ends like the beginning of a stop string is refused.
+//! All other streams are eligible: one streamed answer in plain text to a chat, to a message of
+//! Anthropic's form that has only texts, or to a completion of one text prompt. A request with
+//! tools is eligible while no tool is called yet. Stop strings are exact as well, because an engine
+//! holds back the characters in which one may begin; only a text that ends like the beginning of a
+//! stop string is refused.
 //!
 //! | known from | rows |
 //! |---|---|

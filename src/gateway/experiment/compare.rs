@@ -73,8 +73,8 @@ impl Pair<'_> {
     }
 
     /// ln of the evidence that the arm fails more often than the control. Where a unit has several
-    /// requests, units with a failure are counted: each is in the arm with the configured share,
-    /// however correlated the requests are.
+    /// requests, units with a failure are counted: the configured share is the probability that
+    /// such a unit is in the arm, however correlated its requests are.
     pub fn surge(&self) -> f64 {
         let (arm, both, expected) = match self.share {
             Some(share) => {

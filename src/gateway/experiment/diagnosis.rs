@@ -61,8 +61,8 @@ pub struct EngineLooks {
     /// Looks at which the arm's adapter had requests, or requests were deferred while all slots
     /// were in use.
     looks: u64,
-    /// Looks at which requests were deferred while all slots were in use. If the engine does not
-    /// say whether it defers: looks at which more adapters than slots were in use.
+    /// Number of looks that found deferred requests while all slots were in use. If the engine does
+    /// not say whether it defers: number of looks that found more adapters than slots in use.
     crowded: u64,
     names: Vec<String>,
 }

@@ -229,7 +229,7 @@ impl Keyring {
 }
 
 impl ApiKey {
-    /// The configured name, for logs.
+    /// The configured name: for logs and metrics, and as the identity of the client.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }

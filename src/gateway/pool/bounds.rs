@@ -28,8 +28,8 @@ pub enum Bound {
     Share(Option<Share>),
     /// The most that this gateway may use by the ledger.
     Ledger(Share),
-    /// The outstanding tokens with which the engine is expected to preempt no request; `None`: it
-    /// preempts none.
+    /// The most outstanding tokens at which the engine should preempt no request; `None`: the
+    /// engine preempts no request, so there is no such limit.
     Learned(Option<LearnedTokens>),
     /// The capacity that other gateways use, or may begin to use at any moment.
     Foreign(Share),

@@ -2,8 +2,8 @@
 //!
 //! - The active probe (`/health`): success puts a backend into rotation or probation,
 //!   `probe_failures` misses in a row take it down.
-//! - Requests: connect failures, 5xx and timeouts eject ([`Breaker`]). A 4xx is the client's fault
-//!   and never counts.
+//! - Requests: connect failures, 5xx except 503, and timeouts eject ([`Breaker`]). A 4xx is the
+//!   client's fault and does not count, except refused credentials of the gateway itself.
 //! - Progress: an engine with requests in flight, no token for too long and counters that stand
 //!   still is hung, even if `/health` says 200.
 //!

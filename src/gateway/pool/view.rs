@@ -70,7 +70,7 @@ pub struct BackendView {
     pub refused: Option<RefusedGateway>,
     /// Taken out of rotation by the operator.
     pub draining: bool,
-    /// The decision of the process that runs the engine.
+    /// Whether the process that runs the engine lets the backend get work.
     pub cordon: Cordon,
     /// Another gateway runs the engine, and drains or restarts it.
     pub closed: bool,

@@ -15,9 +15,9 @@ pub struct EngineMetrics {
     pub pool: String,
     /// The engine's backend.
     pub backend: String,
-    /// The engine's phase, one of the given phases.
+    /// The engine's phase: 1 in the metric; every other phase is 0.
     pub phase: String,
-    /// Starts after the first, since the gateway started.
+    /// Number of starts of the engine since the gateway started, without the first one.
     pub restarts: u64,
     /// How often the engine died, hung or did not come up, since the gateway started.
     pub crashes: u64,

@@ -99,7 +99,7 @@ impl EngineChange {
         &self.backends[1]
     }
 
-    /// The next engine to restart: with the new value, or on return with the old one.
+    /// The next engine to restart: with the new value, or in [`Stage::Return`] with the old value.
     pub(super) fn next(&self, stage: Stage) -> Option<&String> {
         match stage {
             Stage::Return => self.changed.last(),

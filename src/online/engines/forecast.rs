@@ -69,7 +69,8 @@ pub struct EngineAnswer {
 pub struct CandidateForecast {
     /// Forecast with flag and limits; `None`: vLLM would refuse the flag.
     pub forecast: Option<Forecast>,
-    /// Forecast with the candidate's limits alone, if any.
+    /// Forecast with the candidate's limits and the flags in force; `None`: the candidate changes
+    /// no limits.
     pub unchanged: Option<Forecast>,
     /// [`EngineAnswer::absence`] if the other engines have the candidate.
     pub absence_with: Option<f64>,

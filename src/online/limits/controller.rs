@@ -25,8 +25,8 @@ use crate::observe::window::{PoolWindow, Score, Window};
 pub(crate) const REQUESTS: f64 = 200.0;
 /// Below this loss, misses are rare and come in clusters, so a verdict waits for [`MEASURED_MAX`].
 const SMALL_LOSS: f64 = 0.2;
-/// Requests for a first look, which only ends a clearly harmful trial, or finds that nearly all
-/// requests miss.
+/// Requests for a first look, which ends a clearly harmful trial or begins a trial at a loss of
+/// [`FIRST_LOOK_LOSS`].
 const REQUESTS_SOON: f64 = 40.0;
 /// The shortest time for a verdict.
 pub(crate) const MEASURED: Duration = Duration::from_secs(30);

@@ -1,6 +1,7 @@
 //! The search methods by name, and the choice for a space.
 //!
-//! Small spaces are searched whole, large ones by the model. `search/mod.rs` describes the methods.
+//! Spaces of up to [`GRID`] settings are searched whole (`race`), larger ones with a Gaussian
+//! process (`model`). `search/mod.rs` describes the methods.
 
 use std::str::FromStr;
 

@@ -217,7 +217,8 @@ fn census(scenario: Scenario, seeds: u64) -> (usize, usize) {
 }
 
 // Of 100 seeds, 99, 95 and 92 were within 5 %, none too high (with a slightly different cost
-// model). The tests run the first seeds. Where 5 and 8 in 100 are outside, one of four may be.
+// model). The tests run the first seeds. In the second and third scenario, 5 and 8 of 100 seeds are
+// outside, so their tests allow one of four.
 
 #[test]
 fn the_rate_of_an_engine_is_found_within_five_percent_and_never_too_high() {

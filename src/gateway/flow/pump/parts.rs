@@ -55,7 +55,7 @@ impl Interruption {
 pub(super) const STREAM_MAX: usize = 1 << 20;
 /// Bytes of a block of the backlog.
 const BLOCK: usize = 8 << 10;
-/// Bytes of the backlog that are written at once.
+/// The most bytes of the backlog in one write.
 const PIECE: usize = 2 << 10;
 /// Bytes of one write that do not come from the backlog. A read may return more; the rest joins the
 /// backlog when the client does not take the first write.

@@ -6,8 +6,8 @@
 //!
 //! A collector that refuses, hangs or is gone costs traces and nothing else: a batch is sent once
 //! (and once more if a connection was closed while idle), within `tracing.timeout`; a trace that
-//! finds the queue full is dropped. Both are counted, and reported at most every
-//! [`WARN_EVERY`](collector::WARN_EVERY).
+//! finds the queue full is dropped. Failed, dropped and rejected traces are counted, and reported
+//! at most every [`WARN_EVERY`](collector::WARN_EVERY).
 
 mod origin;
 mod collector;
