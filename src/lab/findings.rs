@@ -51,6 +51,7 @@ impl LabFindings {
         flow: &LabFlow,
         cluster: &Cluster,
         engines: &[(BackendId, usize)],
+        now: Duration,
     ) {
         for pool in &flow.admission().view() {
             let is_auto = config.pools.iter().any(|own| own.name == *pool.name && own.tokens == TokenLimit::Auto);
@@ -58,7 +59,7 @@ impl LabFindings {
                 let engine = engines.iter().find(|(id, _)| *id == backend.id).map(|(_, engine)| *engine);
                 let Some(page) = engine.and_then(|engine| cluster.facts(engine)) else { continue };
                 let own = self.limits.entry(backend.id).or_default();
-                own.look(KvSample::new(&page, backend.used.tokens, pool.queue_length > 0));
+                own.look(KvSample::new(&page, backend.used.tokens, pool.queue_length > 0, now));
                 if own.limit() != backend.learned {
                     flow.admission().set_bounds([(backend.id, Bound::Learned(own.limit()))]);
                 }

@@ -375,7 +375,7 @@ impl Simulation {
 
     fn look(&mut self, now: Duration) {
         self.findings.look(now, self.start, &self.flow, (&self.cluster, &self.backends));
-        self.findings.limit_tokens(&self.lab.config, &self.flow, &self.cluster, &self.backends);
+        self.findings.limit_tokens(&self.lab.config, &self.flow, &self.cluster, &self.backends, now);
         if self.events.has_requests() || !self.in_flight.is_empty() {
             self.events.add(now + LOOK, Event::Look);
         }

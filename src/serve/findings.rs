@@ -99,7 +99,7 @@ impl FindingsService {
 
     /// Learns the limits of tokens of the engines in `read`, whose pages are new.
     fn limit_tokens(&self, read: &[BackendId]) {
-        let (config, view) = (self.core.config.load(), self.core.admission.view());
+        let (config, view, now) = (self.core.config.load(), self.core.admission.view(), self.core.started.elapsed());
         let (pages, mut limits) = (self.pages.lock(), self.limits.lock());
         limits.retain(|id, _| backends(&view).any(|backend| backend.id == *id));
         for pool in &view {
@@ -109,7 +109,10 @@ impl FindingsService {
                     limits.remove(&backend.id);
                 } else if let Some((_, page)) = pages.get(&backend.id).filter(|_| read.contains(&backend.id)) {
                     let own = limits.entry(backend.id).or_default();
-                    let changed = own.look(KvSample::new(page, backend.used.tokens, pool.queue_length > 0));
+                    let changed = own.look(KvSample::new(page, backend.used.tokens, pool.queue_length > 0, now));
+                    log_limit(pool, backend, own, changed);
+                } else if let Some(own) = limits.get_mut(&backend.id) {
+                    let changed = own.expire(now);
                     log_limit(pool, backend, own, changed);
                 }
                 let learned = limits.get(&backend.id).and_then(KvLimit::limit);

@@ -28,6 +28,8 @@ enum Part {
     Ends { whole: bool },
     /// Refuses the handshake.
     Refuses,
+    /// Closes the connection instead of an answer.
+    HangsUp,
 }
 
 async fn read_head(socket: &mut TcpStream) -> String {
@@ -58,6 +60,9 @@ async fn engine(part: Part) -> (String, tokio::sync::mpsc::UnboundedReceiver<Str
                     let answer = "HTTP/1.1 403 Forbidden\r\ncontent-length: 5\r\n\r\nno!no";
                     return drop(socket.write_all(answer.as_bytes()).await);
                 }
+                if matches!(part, Part::HangsUp) {
+                    return;
+                }
                 socket.write_all(AGREED.as_bytes()).await.unwrap();
                 play(part, socket).await;
             });
@@ -78,7 +83,7 @@ async fn play(part: Part, mut socket: TcpStream) {
         Part::Flood => while socket.write_all(&piece).await.is_ok() {},
         Part::Ends { whole } => drop(socket.write_all(if whole { b"\x81\x02hi" } else { b"\x81\x09hi" }).await),
         Part::Silent => while socket.read(&mut piece).await.is_ok_and(|count| count > 0) {},
-        Part::Refuses => {}
+        Part::Refuses | Part::HangsUp => {}
     }
 }
 
@@ -250,4 +255,32 @@ async fn a_quiet_socket_is_no_hung_engine() {
     assert_eq!((gateway.load(), gateway.state(0)), ((1, 0), "ready"));
     drop(socket);
     gateway.settled_within(TIMEOUT).await;
+}
+
+/// A server may decode the names of a query, and take the last value of a name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_query_names_one_model_however_it_is_written() {
+    let (url, mut heads) = engine(Part::Silent).await;
+    let gateway = TestGateway::over(&[url], &[]).await;
+    for query in ["model=alias&mod%65l=other&x=1", "mod%65l=alias&model=other&x=1"] {
+        let (_socket, answer) = open(&gateway, &format!("/v1/realtime?{query}"), "").await;
+        assert!(answer.starts_with("HTTP/1.1 101 "), "{query}: {answer}");
+        let head = heads.recv().await.unwrap();
+        assert!(head.starts_with("GET /v1/realtime?model=m&x=1 "), "{query}: {head}");
+    }
+}
+
+/// `/health` says 200, but no handshake comes through.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_breaks_handshakes_is_ejected_and_one_that_makes_them_is_not() {
+    for (part, ejected) in [(Part::HangsUp, 1.0), (Part::Silent, 0.0), (Part::Refuses, 0.0)] {
+        let (url, _heads) = engine(part).await;
+        let gateway = TestGateway::over(&[url], &[]).await;
+        for _ in 0..8 {
+            drop(open(&gateway, "/v1/realtime?model=m", "").await);
+        }
+        gateway.settled_within(TIMEOUT).await;
+        let state = gateway.metric("sluice_backend_state", &["backend=\"b0\"", "state=\"ejected\""]).await;
+        assert_eq!(state, ejected);
+    }
 }

@@ -85,7 +85,9 @@ impl<K: Clone + PartialEq> Turn<K> {
                 false => self.surplus(&holders).map(Order::Rest),
             };
         };
-        if self.holder.as_ref() != Some(&holder.name) || holder.hold == Hold::Coming {
+        // An engine that could not leave begins a turn anew: its requests wait while it leaves.
+        let begins = matches!(holder.hold, Hold::Coming | Hold::Leaving);
+        if self.holder.as_ref() != Some(&holder.name) || begins {
             (self.holder, self.since) = (Some(holder.name.clone()), now);
         }
         let may_rest = match holder.hold {

@@ -59,11 +59,18 @@ pub(super) fn opaque(incoming: &IncomingRequest) -> RequestView<'_> {
 /// The view of a request for a WebSocket: the query names the model.
 pub(super) fn tunnel(incoming: &IncomingRequest) -> RequestView<'_> {
     let query = incoming.path.split_once('?').map_or("", |(_, query)| query);
-    let model = query.split('&').find_map(|pair| pair.strip_prefix("model="));
-    RequestView { model: model.map(decoded), ..RequestView::empty(incoming.route) }
+    let model = query.split('&').find_map(model_in);
+    RequestView { model, ..RequestView::empty(incoming.route) }
 }
 
-/// A value of a query, decoded as far as it is UTF-8.
+/// The value of a pair of a query that names the model. A server decodes names as well as values,
+/// so `mod%65l` is `model`.
+pub(super) fn model_in(pair: &str) -> Option<Cow<'_, str>> {
+    let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    (decoded(name) == "model").then(|| decoded(value))
+}
+
+/// A part of a query, decoded as far as it is UTF-8.
 fn decoded(value: &str) -> Cow<'_, str> {
     if !value.contains(['%', '+']) {
         return value.into();

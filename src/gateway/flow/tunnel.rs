@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::admit::{self, AdmitError};
 use super::exchange::Downstream;
 use super::incoming::IncomingRequest;
+use super::job;
 use super::prepare::{self, PreparedRequest};
 use super::record::{RecordGuard, Recorder, RetryReason};
 use super::respond;
@@ -91,7 +92,7 @@ pub fn path_of(incoming: &IncomingRequest, model: &Arc<str>) -> String {
         }
         text
     });
-    let others = query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("model="));
+    let others = query.split('&').filter(|pair| !pair.is_empty() && job::model_in(pair).is_none());
     let pairs: Vec<String> = std::iter::once(format!("model={encoded}")).chain(others.map(str::to_owned)).collect();
     format!("{path}?{}", pairs.join("&"))
 }

@@ -38,7 +38,7 @@ use crate::flow::{
     Downstream as _, IncomingRequest, Outcome, RecordGuard, ResponseHead, TunnelRequest, complete_head, refuse,
     tunnel_path,
 };
-use crate::pool::Lease;
+use crate::pool::{BackendFault, Lease};
 use crate::telemetry::{Telemetry, TunnelBytes};
 use sluice_config::{Address, Timeouts};
 use sluice_core::openai::Refusal;
@@ -128,13 +128,21 @@ async fn open(
         Ok(Some(head)) => head,
         Ok(None) => {
             record.outcome = Outcome::UpstreamError(UpstreamFault::Broken);
+            lease.failure(BackendFault::Response, Instant::now());
             return Err(Refusal::UpstreamBroke);
         }
         Err(_) => {
             record.outcome = Outcome::Timeout(Stage::FirstByte);
+            lease.failure(BackendFault::Timeout, Instant::now());
             return Err(Refusal::UpstreamTimeout);
         }
     };
+    // The handshake is what the engine's health is judged by: a socket may stay open for an hour.
+    if head.status.is_server_error() {
+        lease.failure(BackendFault::Response, Instant::now());
+    } else {
+        lease.success(Instant::now());
+    }
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Ok(Some(Opened { stream, head, ahead, lease }));
     }
@@ -284,25 +292,41 @@ async fn run(
         }
         ahead.reserve(PIECE);
         let idle_at = Instant::now() + timeouts.realtime_idle;
-        let sent = tokio::select! {
-            biased;
-            () = lease.abort_token().cancelled() => break End::Stopped,
-            read = session.read_request_body() => match read {
-                Ok(Some(sent)) => sent,
-                Ok(None) | Err(_) => break End::Client,
-            },
-            read = stream.read_buf(&mut ahead) => match read {
-                Ok(count) if count > 0 => continue,
-                _ => break End::Engine,
-            },
-            () = sleep_until(idle_at.min(ends_at)) => break End::Limit,
+        // In random order, so that a client that always sends does not hold up the engine's bytes.
+        let read = async {
+            tokio::select! {
+                read = session.read_request_body() => match read {
+                    Ok(Some(sent)) => Ok(Some(sent)),
+                    Ok(None) | Err(_) => Err(End::Client),
+                },
+                read = stream.read_buf(&mut ahead) => match read {
+                    Ok(count) if count > 0 => Ok(None),
+                    _ => Err(End::Engine),
+                },
+            }
         };
-        match timeout(pause, async {
+        let read = tokio::select! {
+            biased;
+            () = lease.abort_token().cancelled() => Err(End::Stopped),
+            () = sleep_until(idle_at.min(ends_at)) => Err(End::Limit),
+            read = read => read,
+        };
+        let sent = match read {
+            Ok(Some(sent)) => sent,
+            Ok(None) => continue,
+            Err(end) => break end,
+        };
+        let written = timeout(pause, async {
             stream.write_all(&sent).await?;
             stream.flush().await
-        })
-        .await
-        {
+        });
+        let written = tokio::select! {
+            biased;
+            () = lease.abort_token().cancelled() => break End::Stopped,
+            () = sleep_until(ends_at) => break End::Limit,
+            written = written => written,
+        };
+        match written {
             Ok(Ok(())) => bytes.iter().for_each(|bytes| bytes.to_engine.inc_by(sent.len() as u64)),
             Ok(Err(_)) => break End::Engine,
             Err(_) => break End::Stuck(Outcome::Timeout(Stage::Send)),

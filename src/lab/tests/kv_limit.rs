@@ -9,7 +9,15 @@ fn thrashing(tokens: &str) -> LabRun {
     let workload = Workload::of_classes(MODEL, vec![class], 0);
     let plan = RunPlan::new(workload, Arrival::Poisson { rate: 14.0 }, Extent::Lasting(Duration::from_secs(200)));
     let keys = format!("slots = 192\ntokens = \"{tokens}\"\nqueue = {{ length = 4096, timeout = \"30m\" }}");
-    run(&Lab::new(config(1, &keys), engines(1, &["--num-gpu-blocks-override", "4000"]), vec![plan]), 3).unwrap()
+    run(
+        &Lab::new(
+            config(1, &keys),
+            engines(1, &["--num-gpu-blocks-override", "4000", "--max-model-len", "8192"]),
+            vec![plan],
+        ),
+        3,
+    )
+    .unwrap()
 }
 
 #[test]

@@ -33,11 +33,11 @@ pub(in crate::flow) fn as_chat(body: &[u8]) -> Result<Bytes, NotContinued> {
     }
     let Some(Value::Array(turns)) = message.remove("messages") else { return Err(NotContinued::Unreadable) };
     for mut turn in turns {
-        let role = turn["role"].take();
+        let role = taken(&mut turn, "role");
         if !matches!(role.as_str(), Some("user" | "assistant")) {
             return Err(NotContinued::Translation);
         }
-        let content = match turn["content"].take() {
+        let content = match taken(&mut turn, "content") {
             Value::String(text) => Value::String(text),
             blocks => match <[String; 1]>::try_from(texts(blocks)?) {
                 Ok([text]) => Value::String(text),
@@ -58,6 +58,11 @@ pub(in crate::flow) fn as_chat(body: &[u8]) -> Result<Bytes, NotContinued> {
     Ok(Bytes::from(chat.to_string()))
 }
 
+/// A member of an object; null if the value has none.
+fn taken(value: &mut Value, member: &str) -> Value {
+    value.get_mut(member).map(Value::take).unwrap_or_default()
+}
+
 /// The texts of a content, without empty ones.
 fn texts(content: Value) -> Result<Vec<String>, NotContinued> {
     let blocks = match content {
@@ -68,7 +73,7 @@ fn texts(content: Value) -> Result<Vec<String>, NotContinued> {
     };
     let mut texts = Vec::new();
     for mut block in blocks {
-        match block["text"].take() {
+        match taken(&mut block, "text") {
             Value::String(text) if block["type"] == "text" => texts.push(text),
             _ => return Err(NotContinued::Translation),
         }
@@ -114,15 +119,24 @@ impl Begun {
         Ok((quoted(message.id), quoted(message.model), Self { usage: message.usage, has_block }))
     }
 
+    fn end_block(&mut self) -> String {
+        self.has_block = false;
+        block_stop()
+    }
+
     /// The events that end the message: usage counts the whole answer.
     pub(super) fn end(&self, reason: &str, stop: &Value, (prompt, completion): (u64, u64)) -> String {
         let mut usage = self.usage.clone();
         usage.entry("input_tokens").or_insert(json!(prompt));
         usage.insert("output_tokens".to_owned(), json!(completion));
-        let block = if self.has_block { event("content_block_stop", json!({"index": 0})) } else { String::new() };
+        let block = if self.has_block { block_stop() } else { String::new() };
         let delta = json!({"delta": {"stop_reason": reason, "stop_sequence": stop}, "usage": usage});
         block + &event("message_delta", delta)
     }
+}
+
+fn block_stop() -> String {
+    event("content_block_stop", json!({"index": 0}))
 }
 
 /// The event that ends the stream of a message.
@@ -195,6 +209,10 @@ impl Events {
                     value if is_empty(&value) => {}
                     _ => return Err(NotContinued::Differs),
                 }
+            }
+            // From here on no other engine may add to the text.
+            if finish_reason.as_deref().is_some_and(|reason| reason != "abort") && self.begun.has_block {
+                events += &self.begun.end_block();
             }
             match (finish_reason.as_deref(), stop_reason) {
                 (None, _) => {}
@@ -269,6 +287,8 @@ mod tests {
             json!({"role": "system", "content": "x"}),
             json!({"role": "user", "content": [{"type": "text", "text": ""}]}),
             json!({"role": "user", "content": 7}),
+            json!({"role": "user", "content": ["text"]}),
+            json!("user"),
         ] {
             assert_eq!(chat(&json!({"messages": [turn]})), Err(NotContinued::Translation), "{turn}");
         }
@@ -333,6 +353,13 @@ mod tests {
                 json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}});
             assert_eq!((&without_block[0], &without_block[1..]), (&start, &want[..]));
         }
+    }
+
+    #[test]
+    fn the_block_ends_with_the_finish_reason_so_that_nothing_is_added() {
+        let found = events(true, &[delta(json!({"content": "b"}), json!("stop"), json!(null))]).unwrap();
+        let kinds: Vec<&str> = found.iter().filter_map(|event| event["type"].as_str()).collect();
+        assert_eq!(kinds, ["content_block_delta", "content_block_stop"]);
     }
 
     #[test]
