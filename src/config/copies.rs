@@ -77,8 +77,9 @@ fn copy(backend: &Entry, number: usize) -> Entry {
     if let Some(Entry { value: Value::Int(port), .. }) = launch.get_mut("port")
         && (1..=i64::from(u16::MAX)).contains(port)
     {
-        // A port above the highest one was reported.
-        *port = (*port + number as i64).min(u16::MAX.into());
+        // A port above the highest one was reported. Port 0 belongs to no other backend.
+        let own = *port + number as i64;
+        *port = if own > i64::from(u16::MAX) { 0 } else { own };
     }
     if let Some(Entry { value: Value::List(devices), .. }) = launch.get_mut("gpu")
         && !devices.is_empty()

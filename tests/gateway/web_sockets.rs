@@ -274,9 +274,10 @@ async fn the_query_names_one_model_however_it_is_written() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_breaks_handshakes_is_ejected_and_one_that_makes_them_is_not() {
     for (part, ejected) in [(Part::HangsUp, 1.0), (Part::Silent, 0.0), (Part::Refuses, 0.0)] {
-        let (url, _heads) = engine(part).await;
-        let gateway = TestGateway::over(&[url], &[]).await;
-        for _ in 0..8 {
+        // The only backend of a pool would not be ejected for a broken response.
+        let ((url, _heads), (other, _other)) = (engine(part).await, engine(Part::Silent).await);
+        let gateway = TestGateway::over(&[url, other], &["pool.only.policy=round_robin"]).await;
+        for _ in 0..16 {
             drop(open(&gateway, "/v1/realtime?model=m", "").await);
         }
         gateway.settled_within(TIMEOUT).await;
