@@ -316,21 +316,10 @@ async fn run(
             Ok(None) => continue,
             Err(end) => break end,
         };
-        let written = timeout(pause, async {
-            stream.write_all(&sent).await?;
-            stream.flush().await
-        });
-        let written = tokio::select! {
-            biased;
-            () = lease.abort_token().cancelled() => break End::Stopped,
-            () = sleep_until(ends_at) => break End::Limit,
-            written = written => written,
-        };
-        match written {
-            Ok(Ok(())) => bytes.iter().for_each(|bytes| bytes.to_engine.inc_by(sent.len() as u64)),
-            Ok(Err(_)) => break End::Engine,
-            Err(_) => break End::Stuck(Outcome::Timeout(Stage::Send)),
+        if let Err(end) = to_engine(&mut stream, &sent, &lease, (pause, ends_at)).await {
+            break end;
         }
+        bytes.iter().for_each(|bytes| bytes.to_engine.inc_by(sent.len() as u64));
     };
     let (outcome, code) = match end {
         End::Client | End::Engine => (Outcome::Completed, RESTART),
@@ -344,6 +333,29 @@ async fn run(
         let _ = timeout(pause.min(LINGER), closing).await;
     }
     let _ = timeout(LINGER, stream.shutdown()).await;
+}
+
+/// Writes bytes of the client to the engine, for at most `pause` and not beyond `ends_at`.
+async fn to_engine(
+    stream: &mut EngineStream,
+    sent: &[u8],
+    lease: &Lease,
+    (pause, ends_at): (Duration, Instant),
+) -> Result<(), End> {
+    let written = timeout(pause, async {
+        stream.write_all(sent).await?;
+        stream.flush().await
+    });
+    tokio::select! {
+        biased;
+        () = lease.abort_token().cancelled() => Err(End::Stopped),
+        () = sleep_until(ends_at) => Err(End::Limit),
+        written = written => match written {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(End::Engine),
+            Err(_) => Err(End::Stuck(Outcome::Timeout(Stage::Send))),
+        },
+    }
 }
 
 async fn agree(session: &mut ServerSession, mut headers: HeaderMap, record: &mut Record<'_>) -> Result<(), ()> {
