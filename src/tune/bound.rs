@@ -72,8 +72,8 @@ impl Bound {
     /// Whether a value is on the wrong side; a value that is not known is.
     fn is_exceeded(&self, value: f64) -> bool {
         match self.measure.sense() {
-            Sense::LowerIsBetter => !(value <= self.value),
-            Sense::HigherIsBetter => !(value >= self.value),
+            Sense::LowerIsBetter => value.is_nan() || value > self.value,
+            Sense::HigherIsBetter => value.is_nan() || value < self.value,
         }
     }
 
