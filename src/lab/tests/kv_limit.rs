@@ -21,7 +21,7 @@ fn thrashing(tokens: &str) -> LabRun {
 }
 
 #[test]
-fn an_engine_that_preempts_gets_fewer_tokens_and_serves_more() {
+fn an_engine_that_preempts_gets_fewer_tokens_and_hardly_preempts() {
     let [without, with] = ["unlimited", "auto"].map(thrashing);
     let preemptions = |run: &LabRun| run.engines[0].side.preemptions;
     let of = |run: &LabRun| {
@@ -29,12 +29,13 @@ fn an_engine_that_preempts_gets_fewer_tokens_and_serves_more() {
         let (ttft, e2el) =
             (percentile(run, 0, |record| record.ttft, 0.5), percentile(run, 0, |record| record.latency, 0.5));
         println!("{done} completed, {} preemptions, TTFT P50 {ttft:.0}, E2EL P50 {e2el:.0}", preemptions(run));
-        (done, ttft, e2el)
+        done
     };
-    let ((done, ttft, e2el), (more, sooner, faster)) = (of(&without), of(&with));
+    let (done, more) = (of(&without), of(&with));
     assert!(preemptions(&without) > 400.0, "it thrashes: {}", preemptions(&without));
     assert!(preemptions(&with) < preemptions(&without) / 4.0, "{}", preemptions(&with));
-    assert!(more >= done && sooner <= ttft && faster <= e2el, "{more} {sooner} {faster}");
+    // The waits are not shorter yet (`sizing.md`), so this is not the default.
+    assert_eq!(more, done, "none is refused");
 }
 
 #[test]

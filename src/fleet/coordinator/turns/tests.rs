@@ -128,7 +128,9 @@ impl World {
         if self.now < at(4) {
             all.push(Self { now: self.now + at(1), ..self.clone() });
         }
-        all.iter_mut().for_each(|next| drop(next.obey()));
+        for next in &mut all {
+            next.obey();
+        }
         all
     }
 }
