@@ -167,15 +167,15 @@ mod tests {
         assert!(!limit.look(sample(3, 560.0, 150_000)));
         assert_eq!(limit.limit(), Some(cut));
         for look in 4..6 {
-            limit.look(sample(look, 560.0 + f64::from(look), 107_000));
+            limit.look(sample(look, 560.0 + f64::from(look - 3), 107_000));
             assert_eq!(limit.limit(), Some(cut));
         }
-        limit.look(sample(6, 567.0, 107_000));
+        limit.look(sample(6, 563.0, 107_000));
         assert_eq!(limit.limit().unwrap().tokens, 110_160, "single preemptions are no harm");
         // One look after 70 s rises as seven do.
-        limit.look(sample(13, 567.0, 107_000));
+        limit.look(sample(13, 563.0, 107_000));
         assert_eq!(limit.limit().unwrap().tokens, (110_160.0 * RISE.powi(7)).ceil() as u64);
-        assert!(limit.look(sample(14, 570.0, 105_000)), "it was still too high");
+        assert!(limit.look(sample(14, 566.0, 107_000)), "it was still too high");
         assert_eq!(limit.limit().unwrap().tokens, 57_780);
     }
 
