@@ -21,8 +21,8 @@ const WAKE: Duration = Duration::from_millis(300);
 /// Turns that each engine gets in the test.
 const TURNS: u64 = 3;
 
-/// A gateway with the models a and b on one GPU, and further lines of `[fleet]`. `ports` are those
-/// of one test: while an engine is stopped, the gateway of another test would take its port.
+/// A gateway with the models a and b on one GPU, and further lines of `[fleet]`. `ports` are the
+/// ports of one test: while an engine is stopped, the gateway of another test would take its port.
 async fn rig(ports: &str, fleet: &str) -> anyhow::Result<Rig> {
     let folder = tempfile::tempdir()?;
     let mut text = format!(

@@ -1,7 +1,7 @@
 //! Backends that stand for several equal processes.
 //!
 //! Names, ports and devices of the copies are checked, and that another number of copies changes
-//! none of those that stay. Each mistake is reported once.
+//! none of the copies that stay. Each mistake is reported once.
 
 use super::{read, read_with, valid};
 use crate::{Config, Gpu, Target};

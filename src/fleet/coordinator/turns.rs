@@ -19,7 +19,7 @@ use std::time::Duration;
 /// The turns, by the name of the share.
 pub(super) type Turns = BTreeMap<String, Turn<Arc<str>>>;
 
-/// Whether an engine holds the device, and what may become of it.
+/// Whether an engine holds the device, and whether it may leave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Hold {
     /// It holds nothing, and can be woken.

@@ -85,7 +85,7 @@ pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> 
     if timeout(WAKE_MAX, awake).await.is_err() {
         return Err(StepFailure::temporary(format!("it is not awake and healthy after {} s", WAKE_MAX.as_secs())));
     }
-    // The KV cache is empty, and what was learned about its speed is old.
+    // The KV cache is empty, and the measured speed of the engine is old.
     context.renew();
     context.note_awake(begun.elapsed());
     Ok(())

@@ -137,7 +137,7 @@ async fn open(
             return Err(Refusal::UpstreamTimeout);
         }
     };
-    // The handshake is what the engine's health is judged by: a socket may stay open for an hour.
+    // The handshake alone decides about the engine's health: a socket may stay open for an hour.
     if head.status.is_server_error() {
         lease.failure(BackendFault::Response, Instant::now());
     } else {

@@ -1,5 +1,5 @@
-//! Bounds beside an objective: the winner keeps them, the report names what does not. Settings,
-//! service rates and second measures are made up; the noise of runs is 7 %.
+//! Bounds beside an objective: the winner keeps them, and the report names each setting that does
+//! not. Settings, service rates and second measures are made up; the noise of runs is 7 %.
 
 use super::*;
 

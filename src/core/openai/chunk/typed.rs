@@ -149,13 +149,18 @@ impl Typed {
         }
     }
 
-    pub(super) fn message(self) -> StreamEvent {
+    /// Makes events of this content.
+    fn of_kind(&self) -> impl Fn(EventKind, bool) -> StreamEvent + use<> {
         let (usage, text) = (self.usage, self.text);
         let mut answer = Answer::default();
         if let Some(reason) = self.stopped {
             answer.finished(reason);
         }
-        let event = |kind, finish| StreamEvent { kind, finish, text, answer, usage, ..StreamEvent::default() };
+        move |kind, finish| StreamEvent { kind, finish, text, answer, usage, ..StreamEvent::default() }
+    }
+
+    pub(super) fn message(self) -> StreamEvent {
+        let (text, event) = (self.text, self.of_kind());
         match self.name.as_str() {
             "content_block_delta" if text > 0 => event(EventKind::Content, false),
             "message_start" => event(EventKind::Lifecycle, false),
@@ -170,12 +175,7 @@ impl Typed {
     }
 
     pub(super) fn cohere(self) -> StreamEvent {
-        let (usage, text) = (self.usage, self.text);
-        let mut answer = Answer::default();
-        if let Some(reason) = self.stopped {
-            answer.finished(reason);
-        }
-        let event = |kind, finish| StreamEvent { kind, finish, text, answer, usage, ..StreamEvent::default() };
+        let (text, event) = (self.text, self.of_kind());
         match self.name.as_str() {
             _ if self.error.is_some() => self.failed(),
             "content-delta" | "tool-plan-delta" | "tool-call-start" | "tool-call-delta" if text > 0 => {

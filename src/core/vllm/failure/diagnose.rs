@@ -1,6 +1,6 @@
 //! Diagnoses the end of an engine from its log.
 //!
-//! [`LogRules`] has the texts of one kind of engine; this file has those of vLLM and of the
+//! [`LogRules`] has the texts of one kind of engine; this file has the texts of vLLM and of the
 //! libraries that other engines use, too.
 //!
 //! vLLM prints the root cause early, from another process than the one that ends last; the last

@@ -37,6 +37,17 @@ fn the_engine_with_the_oldest_request_wakes_and_stays_for_a_while() {
 }
 
 #[test]
+fn an_engine_that_could_not_leave_begins_a_turn() {
+    let mut turn = Turn::default();
+    let seen = |hold| [sharer(0, hold, Some(1)), sharer(1, Hold::Asleep, Some(1))];
+    assert_eq!(turn.decide(&seen(Hold::Awake), at(1), STAY), None);
+    assert_eq!(turn.decide(&seen(Hold::Awake), at(3), STAY), Some(Order::Rest(0)));
+    assert_eq!(turn.decide(&seen(Hold::Leaving), at(300), STAY), None);
+    assert_eq!(turn.decide(&seen(Hold::Awake), at(301), STAY), None, "its own requests waited as well");
+    assert_eq!(turn.decide(&seen(Hold::Awake), at(302), STAY), Some(Order::Rest(0)));
+}
+
+#[test]
 fn an_engine_that_fails_leaves_at_once_and_one_that_an_operator_has_is_passed_over() {
     let mut turn = Turn::default();
     let failing = [sharer(0, Hold::Failing, Some(1)), sharer(1, Hold::Asleep, Some(9))];

@@ -1,5 +1,5 @@
-//! Counts tokens before another engine continues an answer, so that limits and usage are those of
-//! the whole. The engine that continues the answer is asked (`/tokenize`).
+//! Counts tokens before another engine continues an answer, so that limits and usage count the
+//! whole. The engine that continues the answer is asked (`/tokenize`).
 //!
 //! - The prompt as the client sent it, if the client requested usage: an engine reports the
 //!   prompt's tokens at the end of a stream, so an engine that fails takes the number with it. The
