@@ -92,8 +92,9 @@ impl Bound {
     }
 }
 
-/// The first bound that the runs do not keep. `values`: the series of each bound's measure. `looks`:
-/// how often a race looks at the values; then a bound counts as exceeded only if that is certain.
+/// The first bound that the runs do not keep. `values`: the series of each bound's measure.
+/// `looks`: how often a race looks at the values; then a bound counts as exceeded only if that is
+/// certain.
 pub(crate) fn exceeded(bounds: &[Bound], values: &[Vec<f64>], looks: Option<usize>) -> Option<Exceeded> {
     bounds.iter().zip(values).enumerate().find_map(|(at, (bound, values))| {
         // A mean has no interval with a request that is infinitely slow.
