@@ -81,6 +81,7 @@ async fn a_message_goes_on_as_a_chat_and_the_client_sees_one_message() {
             ],
         });
         assert_eq!(body(&test, 1), want);
+        assert_eq!(*test.flow.upstream().paths.lock(), ["/v1/messages?beta=true", "/v1/chat/completions"]);
     }
 }
 

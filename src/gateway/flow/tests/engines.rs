@@ -56,6 +56,8 @@ pub(super) struct Engines {
     pub(super) scripts: Mutex<Vec<(u16, VecDeque<Script>)>>,
     pub(super) calls: Mutex<Vec<(u16, String, Bytes)>>,
     pub(super) open: Arc<Mutex<i32>>,
+    /// The paths of the calls.
+    pub(super) paths: Mutex<Vec<String>>,
     /// Requests to `/tokenize`, which are no calls, and the responses to them: of a request that is
     /// counted, and of a text. None is 404.
     pub(super) counts: Mutex<Vec<Bytes>>,
@@ -93,6 +95,7 @@ impl Upstream for Engines {
             count.lock().clone().unwrap_or(Script::Json(404, "{}"))
         } else {
             self.calls.lock().push((to.endpoint.port, id, body));
+            self.paths.lock().push(call.path.clone());
             let mut scripts = self.scripts.lock();
             let (_, queue) = scripts.iter_mut().find(|(port, _)| *port == to.endpoint.port).unwrap();
             if queue.len() > 1 { queue.pop_front().unwrap() } else { queue[0].clone() }
