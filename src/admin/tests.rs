@@ -24,7 +24,7 @@ use sluice_online::findings::{EngineMinute, LastMinute};
 use sluice_online::tuner::report::TunerReport;
 
 pub(super) const TOKEN: &str = "open sesame";
-pub(super) const DEADLINE: Duration = Duration::from_secs(20);
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(super) struct Fake {
     pub(super) admission: Arc<Admission>,

@@ -15,7 +15,7 @@ use sluice_core::vllm::metrics;
 
 mod shapes;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 async fn server(change: impl FnOnce(&mut SimConfig)) -> Handle {
     let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());

@@ -23,7 +23,7 @@ use sluice_config::ArgValue;
 use sluice_core::vllm::failure::Retryable;
 
 /// Enough for a loaded machine; only a failing test waits that long.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 struct Rig {
     folder: tempfile::TempDir,

@@ -116,7 +116,7 @@ async fn an_idle_connection_does_not_pin_an_address_that_the_name_has_no_more() 
     rig.resolves_to(&["127.0.0.3"]);
     // The old engine still runs and the connection is open; the name is due for resolution.
     rig.engines.connector.distrust(&rig.to);
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while rig.ask().await.unwrap().0 != "127.0.0.3" {
         assert!(Instant::now() < deadline, "still served by the old address");
     }
