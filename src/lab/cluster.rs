@@ -25,6 +25,13 @@ pub(crate) struct ParsedRequest {
     pub(crate) api: Api,
 }
 
+pub(crate) fn route(api: Api) -> Route {
+    match api {
+        Api::Completions => Route::Completions,
+        Api::Chat => Route::ChatCompletions,
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct ClusterState {
     pub(crate) engines: Vec<Engine>,
@@ -65,12 +72,8 @@ impl Cluster {
         if self.arms.is_empty() {
             return None;
         }
-        let route = match api {
-            Api::Completions => Route::Completions,
-            Api::Chat => Route::ChatCompletions,
-        };
         let body = body.to_bytes();
-        let view = request::read(route, &body).ok()?;
+        let view = request::read(route(api), &body).ok()?;
         self.arms.iter().find(|(name, _)| view.model.as_deref() == Some(&**name))
     }
 

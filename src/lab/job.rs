@@ -11,14 +11,13 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::client::{LabClient, LastRecord, seconds};
-use crate::cluster::{Cluster, ParsedRequest};
+use crate::cluster::{Cluster, ParsedRequest, route};
 use crate::content::content;
 use crate::engine::{Engine, EngineRequest};
 use crate::upstream::{LabUpstream, WORD};
 use sluice_bench::load::conversation::Conversation;
 use sluice_bench::load::workload::LoadRequest;
 use sluice_bench::{Api, Record, RunPlan};
-use sluice_core::openai::Route;
 use sluice_gateway::flow::{Flow, IncomingRequest};
 use sluice_gateway::origin::Origin;
 
@@ -74,12 +73,8 @@ impl Job {
         mut conversation: Option<Box<Conversation>>,
     ) {
         let id: Arc<str> = record.index.to_string().into();
-        let route = match self.api {
-            Api::Completions => Route::Completions,
-            Api::Chat => Route::ChatCompletions,
-        };
         let incoming = Box::new(IncomingRequest {
-            route,
+            route: route(self.api),
             method: Method::POST,
             path: self.api.path().to_owned(),
             headers: self.tenant.map(|tenant| (HeaderName::from_static(TENANT), tenant)).into_iter().collect(),

@@ -11,7 +11,7 @@ use http::HeaderValue;
 use crate::autoscale_rules::Autoscale;
 use crate::error::LabError;
 use sluice_bench::{RunConfig, RunPlan};
-use sluice_config::{Config, Continue, Endpoint};
+use sluice_config::{Config, Endpoint};
 use sluice_core::vllm::args::ServeArgs;
 use sluice_core::vllm::flags::write;
 use sluice_online::engines::flags::{EngineFlag, Flags};
@@ -129,9 +129,7 @@ pub enum EngineChange {
 
 impl Lab {
     /// A setup whose runs end [`GIVE_UP_AFTER`] after the last request was sent.
-    pub fn new(mut config: Config, engines: Vec<EngineSetup>, traffic: Vec<RunPlan>) -> Self {
-        // Simulated engines know requests by ids, not the text so far.
-        config.retry.on_failure = Continue::Off;
+    pub fn new(config: Config, engines: Vec<EngineSetup>, traffic: Vec<RunPlan>) -> Self {
         Self {
             config: Arc::new(config),
             engines,

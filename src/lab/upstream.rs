@@ -6,6 +6,9 @@
 //! experiments, for the model, which an arm may have changed. Dropping an exchange aborts the
 //! request, as closing the connection does.
 //!
+//! Another engine continues an answer as in `sluice sim`: the text so far is a part of its prompt,
+//! which `max_tokens` shows, because the gateway sends what is left of it. `/tokenize` counts.
+//!
 //! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on
 //! waiting requests.
 
@@ -18,10 +21,11 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, StatusCode};
 use memchr::memmem::Finder;
 
-use crate::cluster::{Cluster, ParsedRequest};
+use crate::cluster::{Cluster, ParsedRequest, route};
 use crate::engine::EngineRequest;
 use sluice_bench::Api;
 use sluice_config::Address;
+use sluice_core::openai::request;
 use sluice_gateway::flow::{Connection, Exchange, ExchangeError, ResponseHead, Upstream, UpstreamRequest};
 use sluice_sim::engine::SequenceId;
 use sluice_sim::http::wire::{ChunkWriter, Piece, UsageCounts, UsageOptions};
@@ -32,9 +36,14 @@ use sluice_sim::validate::RequestKind;
 const REQUEST_ID: &str = "x-request-id";
 /// The text of every token: a word and the space before it.
 pub(crate) const WORD: &str = " the";
+/// The path of vLLM's tokenizer, which counts the text so far before an answer is continued.
+const TOKENIZE: &str = "/tokenize";
 /// Bytes at the end of a piece that are searched for `stream_options`.
 const OPTIONS_WITHIN: usize = 512;
 
+/// In the gateway's requests to count a text, and in no request to count a prompt.
+static IS_TEXT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"add_special_tokens\":false"));
+static WORDS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(WORD));
 static CONTINUOUS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"continuous_usage_stats\":true"));
 
 #[derive(Debug)]
@@ -62,6 +71,13 @@ impl Upstream for LabUpstream {
         if !server.is_up() {
             return Err(refused());
         }
+        if call.path == TOKENIZE {
+            let count = serde_json::json!({"count": count_tokens(parsed, call)}).to_string();
+            return Ok(LabExchange::whole(&self.0, engine, (StatusCode::OK, count)));
+        }
+        // The number of the attempt.
+        let continued = id.contains('-').then(|| continued(parsed, call)).flatten();
+        let parsed = continued.as_ref().unwrap_or(parsed);
         if let Some(response) = server.config.refuse(parsed) {
             return Ok(LabExchange::whole(&self.0, engine, response));
         }
@@ -91,6 +107,26 @@ impl Refuse for sluice_sim::SimConfig {
         let error = serde_json::json!({"error": {"message": message, "type": kind, "param": null, "code": code}});
         Some((status, error.to_string()))
     }
+}
+
+/// The tokens of the text, or of the request's prompt, in a request to `/tokenize`.
+fn count_tokens(parsed: &ParsedRequest, call: &UpstreamRequest) -> u64 {
+    let body = call.body.to_bytes();
+    match IS_TEXT.find(&body) {
+        Some(_) => WORDS.find_iter(&body).count() as u64,
+        None => u64::from(parsed.request.prompt_tokens),
+    }
+}
+
+/// The request with the text so far in its prompt, if there is any.
+fn continued(parsed: &ParsedRequest, call: &UpstreamRequest) -> Option<ParsedRequest> {
+    let body = call.body.to_bytes();
+    let limit = request::read(route(parsed.api), &body).ok()?.max_output?;
+    let left = parsed.request.output_tokens.min(u32::try_from(limit).unwrap_or(u32::MAX));
+    let so_far = parsed.request.output_tokens - left;
+    let prompt_tokens = parsed.request.prompt_tokens + so_far;
+    let request = EngineRequest { prompt_tokens, output_tokens: left, ..parsed.request.clone() };
+    (so_far > 0).then(|| ParsedRequest { request, ..parsed.clone() })
 }
 
 fn wants_continuous(call: &UpstreamRequest) -> bool {

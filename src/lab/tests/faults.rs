@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{config, engines, mixed};
 use crate::{EngineChange, Lab, run};
-use sluice_bench::{Outcome, Record};
+use sluice_bench::{Api, Outcome, PromptTokens, Record};
 use sluice_config::{Config, Machine, Surroundings};
 use sluice_core::base::Rng;
 
@@ -77,6 +77,26 @@ fn an_engine_that_hangs_is_ejected_and_the_other_serves() {
     assert!(!failed.is_empty() && failed.iter().all(|record| (8.0..14.0).contains(&record.ended)), "{failed:?}");
     let late = requests.iter().filter(|record| record.sent > 14.0);
     assert!(late.clone().count() > 100 && late.clone().all(|record| record.backend.as_deref() == Some("gpu1")));
+}
+
+#[test]
+fn chats_of_an_engine_that_stops_or_hangs_continue_on_the_other() {
+    let mut chats = mixed(10);
+    (chats.workload.api, chats.workload.tokens) = (Api::Chat, PromptTokens::Words);
+    for change in [EngineChange::Stop, EngineChange::Hang] {
+        let [cut, continued] = ["off", "failures"].map(|when| {
+            let mut engines = engines(2, &[]);
+            engines[0] = engines[0].clone().changing(Duration::from_secs(5), change);
+            let keys = format!("[health]\nstall = \"3s\"\n[retry]\ncontinue = \"{when}\"\n");
+            run(&Lab::new(config(2, &keys), engines, vec![chats.clone()]), 1).unwrap().result.requests
+        });
+        let failed = |requests: &[Record]| requests.iter().filter(|record| record.is_failed()).count();
+        assert!(failed(&cut) > 10, "{change:?}: {} cut", failed(&cut));
+        assert_eq!(failed(&continued), 0, "{change:?}");
+        for record in &continued {
+            assert_eq!(Some(record.itls.len() as u64 + 1), record.output_tokens, "{change:?}: {record:?}");
+        }
+    }
 }
 
 #[test]

@@ -33,7 +33,9 @@ const REQUESTS_MIN: f64 = 20.0;
 /// why requests wait, but no change of the load.
 pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, is_explained: bool, found: &mut Vec<Finding>) {
     found.extend(estimates(minute));
-    if minute.recent.ended + minute.pool.queue < REQUESTS_MIN {
+    // Without an engine, requests wait for one to start, wake or come back.
+    let has_engine = serving(minute.pool).next().is_some();
+    if !has_engine || minute.recent.ended + minute.pool.queue < REQUESTS_MIN {
         return;
     }
     let has_symptom = minute.waits() || minute.is_late();
@@ -135,7 +137,11 @@ fn burst(minute: &Minute<'_>) -> Option<Finding> {
         return None;
     }
     let (rate, past) = rise(minute)?;
-    let sentence = format!("Pool {} gets {:.1} times as many requests as before.", minute.pool.name, rate / past);
+    let name = &minute.pool.name;
+    let sentence = match past > 0.0 {
+        true => format!("Pool {name} gets {:.1} times as many requests as before.", rate / past),
+        false => format!("Pool {name} gets requests, and got none before."),
+    };
     let evidence = format!("{rate:.1} requests a second, before {past:.1}; {}", symptom(minute));
     let advice =
         "If it stays, add engines (pool.autoscale computes how many); shed early with a shorter queue.timeout.";

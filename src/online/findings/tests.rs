@@ -168,6 +168,7 @@ fn found_in(mut traffic: Traffic, mut plant: impl FnMut(&mut Traffic)) -> Vec<(C
     }
     for finding in &all {
         assert!(!finding.sentence.is_empty() && !finding.evidence.is_empty() && !finding.advice.is_empty());
+        assert!(["inf", "NaN"].iter().all(|text| !format!("{finding:?}").contains(text)), "{finding:?}");
         assert!(finding.since_seconds > 0.0, "{finding:?}");
     }
     all.into_iter().map(|finding| (finding.cause, finding.subject)).collect()
@@ -186,6 +187,16 @@ fn each_planted_cause_is_found_within_two_minutes_and_nothing_else() {
     assert_eq!(busy, one(Cause::BusyKey, "a"));
     let burst = found(2, |traffic| (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0));
     assert_eq!(burst, one(Cause::Burst, ""));
+    let first = found_in(Traffic { rate: 0.0, ..Traffic::new(2) }, |traffic| {
+        (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
+    });
+    assert_eq!(first, one(Cause::Burst, ""));
+    let starting = found_in(Traffic { rate: 0.0, ..Traffic::new(1) }, |traffic| {
+        (traffic.queue, traffic.wait) = (30.0, 20.0);
+        traffic.facts.pools[0].backends[0].is_put_aside = true;
+        traffic.engines[0].serves = false;
+    });
+    assert_eq!(starting, []);
     let longer = found(2, |traffic| {
         (traffic.prompt, traffic.queue, traffic.wait) = (1_000.0, 5.0, 0.5);
         traffic.engines.iter_mut().for_each(|engine| engine.ttft.0 = 0.09);
