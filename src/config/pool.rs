@@ -68,7 +68,7 @@ table! {
         /// engine's KV cache. A request that alone demands more (prompt and min_tokens) gets 400.
         /// "auto": none until an engine preempts requests; then a limit that is learned from that,
         /// and that refuses nothing. "unlimited": none.
-        pub tokens: TokenLimit = default("unlimited").within("1", limits::TOKENS);
+        pub tokens: TokenLimit = default("auto").within("1", limits::TOKENS);
         /// Limit of prompt tokens in prefill per backend, that is, of requests that still wait for
         /// the first token. A prompt above the limit runs when no other prompt is in prefill.
         pub prefill_tokens: Option<Tokens> = optional("not limited").within("1", limits::TOKENS).example("16k");

@@ -15,9 +15,9 @@ const WORDS: [&str; 2] = ["auto", "unlimited"];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenLimit {
     /// Learned from preemptions.
+    #[default]
     Auto,
     /// None.
-    #[default]
     Unlimited,
     /// This many tokens.
     Fixed(Tokens),

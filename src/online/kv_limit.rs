@@ -1,12 +1,17 @@
 //! `tokens = "auto"`: a limit of outstanding tokens that keeps an engine from preempting requests.
 //!
 //! There is none until an engine preempts. Then its KV cache is full, and each preempted request is
-//! computed again while the others wait. The limit is cut to the outstanding tokens that the engine
-//! could run, less a tenth: `outstanding x running / (running + waiting) x 0.9`. It counts in the
-//! gateway's own estimate, so wrong estimates of output lengths and shared prefixes are part of it.
-//! While requests wait for the limit and the engine hardly preempts, it rises by [`RISE`] in
-//! [`LOOK`]. The next cut waits until the requests above the limit have ended. A limit that nothing
-//! has needed for [`UNUSED`], or whose engine shows no page for [`STALE`], is dropped.
+//! computed again while the others wait. From then on the limit is
+//! `share x cache x (outstanding tokens of running requests / tokens in the cache)`, so that the
+//! cache is filled to the share. The quotient is above 1, because a request that runs has not yet
+//! generated all of its tokens; wrong estimates of output lengths and shared prefixes are in it as
+//! well. It is averaged over about a minute without preemptions: an engine that preempts keeps its
+//! oldest requests, which have little left to generate.
+//!
+//! The share begins at [`SHARE`], falls by [`STEP_DOWN`] with each look at which the engine
+//! preempts within the limit, and rises by [`STEP_UP`] while requests wait for the limit and the
+//! engine hardly preempts. A limit that nothing has needed for [`UNUSED`], or whose engine shows no
+//! page for [`STALE`], is dropped.
 //!
 //! Bounds: at least half of the KV caches, at most `limits::MAX_TOKENS`; none for an engine that
 //! does not show the size of the caches. Pure: a sample of the engine's page is a parameter.
@@ -19,14 +24,26 @@ use sluice_gateway::pool::LearnedTokens;
 use crate::findings::LOOK;
 use crate::findings::facts::PageFacts;
 
-/// Preemptions within [`LOOK`] that show a full cache. Single ones are no harm.
+/// Preemptions within [`LOOK`] that show a full cache, and as a share of the running requests.
+/// Fewer are no harm.
 const PREEMPTED: f64 = 3.0;
-const MARGIN: f64 = 0.9;
+const PREEMPTED_SHARE: f64 = 0.1;
+/// The share of the cache to fill, at first, and its bounds.
+const SHARE: f64 = 0.88;
+const SHARE_LEAST: f64 = 0.6;
+const SHARE_MOST: f64 = 0.96;
+/// Steps of the share within [`LOOK`].
+const STEP_DOWN: f64 = 0.02;
+const STEP_UP: f64 = 0.005;
 /// The least limit, as a share of the tokens that fit the KV caches.
 const FLOOR: f64 = 0.5;
-/// Growth of the limit within [`LOOK`].
-const RISE: f64 = 1.02;
-/// Time without many preemptions before the limit rises.
+/// The weight of one look in the average of outstanding tokens for each token in the cache.
+const WEIGHT: f64 = 0.2;
+/// The quotient before it was measured: that of answers with a little more tokens than the prompts.
+const UNMEASURED: f64 = 1.4;
+/// A cache with less in it says little about the quotient.
+const USED_LEAST: f64 = 0.5;
+/// Time without many preemptions before the share rises.
 const CALM: Duration = Duration::from_secs(25);
 /// The limit holds requests back from this share of it on.
 const NEAR: f64 = 0.9;
@@ -46,6 +63,8 @@ pub struct KvSample {
     pub running: f64,
     /// Requests that wait in the engine.
     pub waiting: f64,
+    /// The share of the KV caches in use.
+    pub usage: f64,
     /// Tokens in the KV caches of all ranks.
     pub kv_tokens: Option<u64>,
     /// Outstanding tokens of this gateway's requests there.
@@ -57,19 +76,30 @@ pub struct KvSample {
 impl KvSample {
     /// The sample of an engine's page.
     pub fn new(page: &PageFacts, outstanding: u64, queued: bool, at: Duration) -> Self {
-        let PageFacts { preemptions, running, waiting, kv_tokens, .. } = *page;
-        Self { at, preemptions, running, waiting, kv_tokens, outstanding, queued }
+        let PageFacts { preemptions, running, waiting, kv_usage, kv_tokens, .. } = *page;
+        Self { at, preemptions, running, waiting, usage: kv_usage, kv_tokens, outstanding, queued }
     }
 }
 
 /// The limit of one engine.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct KvLimit {
     limit: Option<LearnedTokens>,
     last: Option<KvSample>,
+    /// Outstanding tokens of running requests for each token in the cache.
+    demand: Option<f64>,
+    /// The share of the cache to fill.
+    share: f64,
     /// Since when the engine hardly preempts, and since when the limit holds nothing back.
     calm: Duration,
     unused: Duration,
+}
+
+impl Default for KvLimit {
+    fn default() -> Self {
+        let (calm, unused) = (Duration::ZERO, Duration::ZERO);
+        Self { limit: None, last: None, demand: None, share: SHARE, calm, unused }
+    }
 }
 
 impl KvLimit {
@@ -83,62 +113,75 @@ impl KvLimit {
         self.last.is_some_and(|last| now >= last.at + STALE) && self.limit.take().is_some()
     }
 
-    /// One look. Returns whether the limit has been lowered, or dropped.
+    /// One look. Returns whether there is a limit now and was none, or the reverse.
     pub fn look(&mut self, now: KvSample) -> bool {
+        let had = self.limit.is_some();
+        self.learn(now);
+        self.limit.is_some() != had
+    }
+
+    fn learn(&mut self, now: KvSample) {
+        let begin_at = |at| Self { last: Some(now), calm: at, unused: at, ..Self::default() };
         let Some(last) = self.last.replace(now) else {
-            (self.calm, self.unused) = (now.at, now.at);
-            return false;
+            *self = begin_at(now.at);
+            return;
         };
-        if now.kv_tokens != last.kv_tokens || now.at >= last.at + STALE {
+        let Some(kv_tokens) = now.kv_tokens.filter(|_| now.kv_tokens == last.kv_tokens && now.at < last.at + STALE)
+        else {
             // Another engine, other flags, or a gap whose preemptions say nothing about today's
             // tokens.
-            (self.calm, self.unused) = (now.at, now.at);
-            return self.limit.take().is_some();
-        }
+            *self = begin_at(now.at);
+            return;
+        };
         let looks = (now.at.saturating_sub(last.at).as_secs_f64() / LOOK.as_secs_f64()).max(1.0);
         // A sum that fell belongs to an engine that has started again.
         let preempted = if now.preemptions < last.preemptions { 0.0 } else { now.preemptions - last.preemptions };
-        let preempts = preempted >= PREEMPTED * looks;
-        if preempts {
-            self.calm = now.at;
+        // Requests may have ended since the engine preempted.
+        let outstanding = now.outstanding.max(last.outstanding);
+        let preempts = preempted >= PREEMPTED.max(PREEMPTED_SHARE * now.running) * looks && outstanding > 0;
+        let (is_above, is_near) = self.limit.map_or((false, false), |limit| {
+            let share = outstanding as f64 / limit.tokens.max(1) as f64;
+            (share > 1.0, share >= NEAR)
+        });
+        match preempts {
+            true => self.calm = now.at,
+            false => self.measure(&now, kv_tokens, looks),
         }
-        let is_near = self.limit.is_some_and(|limit| now.outstanding as f64 >= NEAR * limit.tokens as f64);
-        if is_near {
+        if preempts || is_near {
             self.unused = now.at;
         }
-        if preempts {
-            // Requests may have ended since the engine preempted.
-            return self.cut(&now, now.outstanding.max(last.outstanding), preempted);
-        }
-        match &mut self.limit {
+        match self.limit {
+            None if !preempts => return,
             Some(_) if now.at >= self.unused + UNUSED => {
-                self.limit = None;
-                return true;
+                *self = begin_at(now.at);
+                return;
             }
-            Some(limit) if now.at >= self.calm + CALM && is_near && now.queued => {
-                let risen = limit.tokens as f64 * RISE.powf(looks);
-                limit.tokens = (risen.ceil() as u64).min(MAX_TOKENS.0);
-            }
+            // Requests from before the last cut still run above the limit.
+            Some(_) if preempts && !is_above => self.share -= STEP_DOWN,
+            Some(_) if now.at >= self.calm + CALM && is_near && now.queued => self.share += STEP_UP * looks,
             _ => {}
         }
-        false
+        self.share = self.share.clamp(SHARE_LEAST, SHARE_MOST);
+        let tokens = self.share * kv_tokens as f64 * self.demand.unwrap_or(UNMEASURED);
+        let tokens = tokens.max(FLOOR * kv_tokens as f64).clamp(1.0, MAX_TOKENS.0 as f64) as u64;
+        let reason = LearnedTokens { tokens, preempted: preempted as u64, outstanding };
+        self.limit = Some(match self.limit {
+            Some(limit) if !preempts => LearnedTokens { tokens, ..limit },
+            _ => reason,
+        });
     }
 
-    fn cut(&mut self, now: &KvSample, outstanding: u64, preempted: f64) -> bool {
-        let Some(kv_tokens) = now.kv_tokens else { return false };
-        // Requests from before the last cut still run above the limit.
-        if now.outstanding == 0 || self.limit.is_some_and(|limit| outstanding > limit.tokens) {
-            return false;
+    fn measure(&mut self, now: &KvSample, kv_tokens: u64, looks: f64) {
+        // NaN counts as nothing.
+        let says_something = now.usage >= USED_LEAST && now.running >= 1.0 && now.outstanding > 0 && kv_tokens > 0;
+        if !says_something {
+            return;
         }
-        let runs = now.running.max(1.0) / (now.running + now.waiting).max(1.0);
-        let floor = FLOOR * kv_tokens as f64;
-        let tokens = (outstanding as f64 * runs.min(1.0) * MARGIN).max(floor).clamp(1.0, MAX_TOKENS.0 as f64) as u64;
-        let lower = self.limit.is_none_or(|limit| tokens < limit.tokens);
-        if lower {
-            self.unused = now.at;
-            self.limit = Some(LearnedTokens { tokens, preempted: preempted as u64, outstanding });
-        }
-        lower
+        let runs = now.running / (now.running + now.waiting.max(0.0));
+        let quotient = now.outstanding as f64 * runs / (now.usage.min(1.0) * kv_tokens as f64);
+        let weight = 1.0 - (1.0 - WEIGHT).powf(looks);
+        let before = self.demand.unwrap_or(UNMEASURED);
+        self.demand = Some(before + weight * (quotient - before));
     }
 }
 
@@ -149,45 +192,87 @@ mod tests {
 
     const KV: u64 = 100_000;
 
+    /// A full cache: 60 of 100 requests run.
     fn sample(look: u32, preemptions: f64, outstanding: u64) -> KvSample {
         let (at, kv_tokens) = (look * LOOK, Some(KV));
-        KvSample { at, preemptions, running: 60.0, waiting: 40.0, kv_tokens, outstanding, queued: true }
+        let (running, waiting, usage, queued) = (60.0, 40.0, 1.0, true);
+        KvSample { at, preemptions, running, waiting, usage, kv_tokens, outstanding, queued }
+    }
+
+    /// A look without preemptions at 60 requests that run.
+    fn calm(look: u32, usage: f64, outstanding: u64) -> KvSample {
+        KvSample { usage, waiting: 0.0, ..sample(look, 520.0, outstanding) }
+    }
+
+    fn tokens(limit: &KvLimit) -> u64 {
+        limit.limit().unwrap().tokens
     }
 
     #[test]
-    fn preemptions_cut_the_limit_to_what_runs_and_calm_raises_it_slowly() {
+    fn preemptions_bring_a_limit_that_follows_what_fills_the_cache() {
         let mut limit = KvLimit::default();
         assert!(!limit.look(sample(0, 500.0, 200_000)), "the first look has nothing to compare");
-        assert!(!limit.look(sample(1, 502.0, 200_000)) && limit.limit().is_none(), "two are no harm");
-        // The burst is nearly over at the look.
+        assert!(!limit.look(sample(1, 505.0, 200_000)) && limit.limit().is_none(), "five of sixty are no harm");
+        // It has measured 200,000 x 0.6 / 100,000, and nothing of what follows in a full cache. The
+        // burst is nearly over at the look.
         assert!(limit.look(sample(2, 520.0, 20_000)));
-        let cut = LearnedTokens { tokens: 108_000, preempted: 18, outstanding: 200_000 };
-        assert_eq!(limit.limit(), Some(cut));
+        let demand = UNMEASURED + WEIGHT * (1.2 - UNMEASURED);
+        let first = LearnedTokens { tokens: (SHARE * demand * KV as f64) as u64, preempted: 15, outstanding: 200_000 };
+        assert_eq!(limit.limit(), Some(first));
         // What was admitted before ends first.
         assert!(!limit.look(sample(3, 560.0, 150_000)));
-        assert_eq!(limit.limit(), Some(cut));
-        for look in 4..6 {
-            limit.look(sample(look, 560.0 + f64::from(look - 3), 107_000));
-            assert_eq!(limit.limit(), Some(cut));
+        assert_eq!(tokens(&limit), first.tokens);
+        // 120,000 outstanding tokens fill only 60 % of the cache.
+        for look in 4..40 {
+            let before = tokens(&limit);
+            limit.look(KvSample { preemptions: 560.0, queued: false, ..calm(look, 0.6, 120_000) });
+            assert!(tokens(&limit) >= before);
         }
-        limit.look(sample(6, 563.0, 107_000));
-        assert_eq!(limit.limit().unwrap().tokens, 110_160, "single preemptions are no harm");
-        // One look after 70 s rises as seven do.
-        limit.look(sample(13, 563.0, 107_000));
-        assert_eq!(limit.limit().unwrap().tokens, (110_160.0 * RISE.powi(7)).ceil() as u64);
-        assert!(limit.look(sample(14, 566.0, 107_000)), "it was still too high");
-        assert_eq!(limit.limit().unwrap().tokens, 57_780);
+        assert!((tokens(&limit) as f64 / (SHARE * 2.0 * KV as f64) - 1.0).abs() < 0.01, "{limit:?}");
+    }
+
+    #[test]
+    fn the_share_falls_with_preemptions_within_the_limit_and_rises_while_requests_wait_for_it() {
+        let mut limit = KvLimit::default();
+        limit.look(sample(0, 500.0, 140_000));
+        limit.look(sample(1, 520.0, 140_000));
+        let first = tokens(&limit);
+        limit.look(sample(2, 540.0, first));
+        // The limit was reached only after the look before.
+        assert_eq!(tokens(&limit), first);
+        limit.look(sample(3, 560.0, first));
+        let second = tokens(&limit);
+        assert!(second.abs_diff(((SHARE - STEP_DOWN) * UNMEASURED * KV as f64) as u64) <= 1, "{limit:?}");
+        let waits_for = |outstanding: u64, look, queued| {
+            let usage = outstanding as f64 / UNMEASURED / KV as f64;
+            KvSample { preemptions: 560.0, queued, ..calm(look, usage, outstanding) }
+        };
+        for look in 4..8 {
+            limit.look(waits_for(second, look, false));
+        }
+        assert!(tokens(&limit).abs_diff(second) <= 1, "no request waits: {limit:?}");
+        for look in 8..100 {
+            limit.look(waits_for(tokens(&limit), look, true));
+        }
+        assert!((limit.share - SHARE_MOST).abs() < 1e-9, "{limit:?}");
+        for look in 100..200 {
+            limit.look(sample(look, f64::from(look) * 50.0, 1_000));
+        }
+        assert!((limit.share - SHARE_LEAST).abs() < 1e-9, "{limit:?}");
     }
 
     #[test]
     fn a_limit_never_falls_below_half_of_the_caches_and_ends_with_the_engine() {
         let mut limit = KvLimit::default();
-        limit.look(sample(0, 0.0, 60_000));
-        assert!(limit.look(KvSample { waiting: 1e6, ..sample(1, 9.0, 60_000) }));
-        assert_eq!(limit.limit().unwrap().tokens, KV / 2);
+        // Shared prefixes: the cache holds more than the requests demand.
+        for look in 0..60 {
+            limit.look(KvSample { preemptions: 0.0, ..calm(look, 1.0, 30_000) });
+        }
+        assert!(limit.look(sample(60, 9.0, 30_000)));
+        assert_eq!(tokens(&limit), KV / 2);
         // The engine starts again with the same cache, then with another.
-        assert!(!limit.look(sample(2, 0.0, 40_000)) && limit.limit().is_some());
-        assert!(limit.look(KvSample { kv_tokens: Some(2 * KV), ..sample(3, 0.0, 40_000) }));
+        assert!(!limit.look(sample(61, 0.0, 40_000)) && limit.limit().is_some());
+        assert!(limit.look(KvSample { kv_tokens: Some(2 * KV), ..sample(62, 0.0, 40_000) }));
         assert!(limit.limit().is_none());
     }
 
@@ -201,7 +286,7 @@ mod tests {
         };
         let (mut unused, mut gone, mut late) = (limited(), limited(), limited());
         let dropped: Vec<bool> = (2..400).map(|look| unused.look(sample(look, 9.0, 1_000))).collect();
-        assert_eq!(dropped.iter().position(|dropped| *dropped), Some(359));
+        assert_eq!(dropped.iter().position(|dropped| *dropped), Some(360));
         assert!(unused.limit().is_none());
         assert!(!gone.expire(STALE) && gone.expire(LOOK + STALE) && gone.limit().is_none());
         assert!(late.look(sample(60, 900.0, 100)) && late.limit().is_none(), "a gap says nothing");
@@ -217,27 +302,28 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever an engine reports, a limit is within bounds, falls only with preemptions, and
-        /// rises by no more than a step a look.
+        /// Whatever an engine reports, a limit is within bounds, and begins only with preemptions.
         #[test]
         fn limits_stay_within_bounds(
-            looks in proptest::collection::vec((0.0f64..20.0, 0.0f64..500.0, 0.0f64..500.0, 0u64..400_000, any::<bool>()), 1..60),
+            looks in proptest::collection::vec(
+                (0.0f64..20.0, 0.0f64..500.0, 0.0f64..500.0, -0.1f64..1.2, 0u64..400_000, any::<bool>()),
+                1..60,
+            ),
         ) {
             let (mut limit, mut total, mut at) = (KvLimit::default(), 0.0, Duration::ZERO);
-            for (preempted, running, waiting, outstanding, queued) in looks {
+            for (preempted, running, waiting, usage, outstanding, queued) in looks {
                 let before = limit.limit();
                 total += preempted.floor();
                 at += LOOK;
                 let kv_tokens = Some(KV);
-                limit.look(KvSample { at, preemptions: total, running, waiting, kv_tokens, outstanding, queued });
+                let usage = if usage < 0.0 { f64::NAN } else { usage };
+                let changed =
+                    limit.look(KvSample { at, preemptions: total, running, waiting, usage, kv_tokens, outstanding, queued });
+                prop_assert_eq!(changed, before.is_some() != limit.limit().is_some());
+                prop_assert!((SHARE_LEAST..=SHARE_MOST).contains(&limit.share));
                 let Some(now) = limit.limit() else { continue };
                 prop_assert!(now.tokens >= KV / 2 && now.tokens <= MAX_TOKENS.0);
-                if let Some(before) = before {
-                    prop_assert!(now.tokens as f64 <= (before.tokens as f64 * RISE).ceil());
-                    prop_assert!(now.tokens >= before.tokens || preempted.floor() >= PREEMPTED);
-                } else {
-                    prop_assert!(preempted.floor() >= PREEMPTED);
-                }
+                prop_assert!(before.is_some() || preempted.floor() >= PREEMPTED);
             }
         }
     }

@@ -32,7 +32,7 @@ fn limits_and_ranges_are_shown_with_both_values() {
         shown(&with(&[]), &with(&sets)),
         [
             "pool.short.slots: 256 -> 8",
-            "pool.short.tokens: \"unlimited\" -> \"9k\"",
+            "pool.short.tokens: \"auto\" -> \"9k\"",
             "pool.short.prompt_tokens.max: \"5k\" -> \"6k\"",
             "pool.long.prompt_tokens.min: \"5k\" -> \"6k\"",
             "class.short.prompt_tokens.max: \"5k\" -> \"6k\"",
