@@ -7,12 +7,14 @@ mod classes;
 mod experiments;
 mod faults;
 mod findings;
+mod kv_limit;
 mod loops;
 mod measured;
 mod engine_tuner;
 mod plans;
 mod records;
 mod scenarios;
+mod speculation;
 mod tuner;
 
 use std::path::Path;

@@ -37,6 +37,7 @@ pub(super) struct SimFlags {
     pub(super) startup: Startup,
     pub(super) device: Option<PathBuf>,
     pub(super) orphan: Duration,
+    pub(super) acceptance: Vec<f64>,
     pub(super) fault: Option<Fault>,
 }
 
@@ -52,6 +53,7 @@ impl Default for SimFlags {
             startup: Startup::Cold(Duration::from_secs_f64(STARTUP)),
             device: None,
             orphan: Duration::from_secs(300),
+            acceptance: Vec::new(),
             fault: None,
         }
     }
@@ -125,6 +127,10 @@ pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)
             "--sim-startup" => flags.startup = Startup::Cold(Duration::from_secs_f64(number(0.0)?)),
             "--sim-device" => flags.device = Some(value.clone().into()),
             "--sim-orphan" => flags.orphan = Duration::from_secs_f64(number(0.0)?),
+            "--sim-acceptance" => {
+                let rates: Option<Vec<f64>> = value.split(',').map(|rate| rate.trim().parse().ok()).collect();
+                flags.acceptance = rates.ok_or_else(invalid)?;
+            }
             "--sim-fault" => flags.fault = Some(value.parse().map_err(|error| anyhow!("argument {name}: {error}"))?),
             _ => return Err(anyhow!("unrecognized arguments: {name}")),
         }

@@ -7,6 +7,7 @@
 //! Lines that cannot be parsed are skipped. [`MetricsSnapshot::samples`] counts the lines of vLLM
 //! that were read; 0 means that the page is not vLLM's. Bound: at most [`MAX_PAGE`] bytes are read.
 
+use super::drafts::DraftCounts;
 use super::kv_size::{KvDoubt, KvSize};
 
 /// Largest number of adapter names that are read from a page.
@@ -91,11 +92,15 @@ pub struct MetricsSnapshot {
     pub ttft: (f64, f64),
     /// Inter-token latency: number of gaps and their sum, seconds.
     pub itl: (f64, f64),
+    /// Speculative decoding.
+    pub drafts: DraftCounts,
     /// Value of `num_gpu_blocks`, if the page shows it.
     pub gpu_blocks: Option<u64>,
     /// Tokens that the prefix cache of one engine holds in GPU memory, if the page shows it: the
     /// size of the KV cache, 0 if prefix caching is off.
     pub cache_tokens: Option<u64>,
+    /// Tokens in the KV caches of all engines of the page together, with prefix caching or without.
+    pub kv_tokens: Option<u64>,
     /// Why the stated size of a KV cache does not count.
     pub cache_doubt: Option<KvDoubt>,
     /// Tokens that one engine keeps in host memory; 0 without that tier, or if the page does not
@@ -204,6 +209,9 @@ impl MetricsSnapshot {
             "time_to_first_token_seconds_sum" => self.ttft.1 += value,
             "inter_token_latency_seconds_count" => self.itl.0 += value,
             "inter_token_latency_seconds_sum" => self.itl.1 += value,
+            "spec_decode_num_drafts_total" => self.drafts.drafts += value,
+            "spec_decode_num_draft_tokens_total" => self.drafts.tokens += value,
+            "spec_decode_num_accepted_tokens_per_pos_total" => self.drafts.add(label(labels, "position"), value),
             "request_success_total" => {
                 let slot = match label(labels, "finished_reason") {
                     Some("stop") => &mut self.success.stop,
@@ -217,7 +225,10 @@ impl MetricsSnapshot {
             "num_requests_waiting_by_reason" if label(labels, "reason") == Some("deferred") => {
                 self.deferred = Some(self.deferred.unwrap_or_default() + value);
             }
-            KV_TOKENS => self.cache_tokens = Some(value as u64),
+            KV_TOKENS => {
+                self.cache_tokens = Some(value as u64);
+                self.kv_tokens = self.cache_tokens;
+            }
             "lora_requests_info" => self.add_adapters(labels, value),
             "cache_config_info" => {
                 let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse::<u64>().ok());
@@ -225,6 +236,8 @@ impl MetricsSnapshot {
                 let on = label(labels, "enable_prefix_caching") != Some("False");
                 let tokens = size.tokens.map(|tokens| if on { tokens } else { 0 });
                 self.cache_tokens = self.cache_tokens.or(tokens);
+                let sum = size.tokens.map(|tokens| tokens.saturating_add(self.kv_tokens.unwrap_or(0)));
+                self.kv_tokens = sum.or(self.kv_tokens);
                 self.cache_doubt = self.cache_doubt.or(size.doubt);
                 self.gpu_blocks = match (self.gpu_blocks, blocks) {
                     (Some(sum), Some(more)) => Some(sum.saturating_add(more)),
