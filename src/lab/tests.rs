@@ -14,6 +14,7 @@ mod engine_tuner;
 mod plans;
 mod records;
 mod scenarios;
+mod speculation;
 mod tuner;
 
 use std::path::Path;

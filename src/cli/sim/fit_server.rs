@@ -48,6 +48,9 @@ pub(super) fn rows(server: Server) -> Vec<Row> {
         server,
         adapters: 0,
         half_base: false,
+        drafts: 0,
+        accepted: Vec::new(),
+        proposed: 1.0,
         measured: [None; 4],
     };
     LOADS.iter().map(row).collect()

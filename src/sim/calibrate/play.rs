@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::rows::{BesideLoad, Load, Row};
-use crate::engine::{Engine, EngineConfig, Request};
+use crate::engine::{Drafter, Engine, EngineConfig, Request, Speculation};
+use crate::machine::Graphs;
 use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
 use sluice_core::base::Rng;
@@ -67,9 +68,33 @@ pub(super) struct Arrival {
 
 #[cfg(test)]
 pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &[Arrival]) -> Vec<Life> {
+    replay_with(profile, server, (0, &[], 1.0), arrivals)
+}
+
+/// As [`replay`], with drafts: the most of a sequence, the accepted share up to each position, and
+/// the share of decodes that get one.
+#[cfg(test)]
+pub(super) fn replay_with(
+    profile: &Profile,
+    server: super::rows::Server,
+    (drafts, accepted, proposed): (u32, &[f64], f64),
+    arrivals: &[Arrival],
+) -> Vec<Life> {
     let load = Load::Closed { streams: 1, requests: 1 };
     let (name, measured) = (String::new(), [None; 4]);
-    let row = Row { name, prompt: 1, output: 1, load, server, adapters: 0, half_base: false, measured };
+    let row = Row {
+        name,
+        prompt: 1,
+        output: 1,
+        load,
+        server,
+        adapters: 0,
+        half_base: false,
+        drafts,
+        accepted: accepted.to_vec(),
+        proposed,
+        measured,
+    };
     let mut player =
         Player { server: virtual_server(profile, &row, 0), row: &row, lives: Vec::new(), rng: Rng::new(0) };
     let times = arrivals.iter().map(|arrival| Duration::from_secs_f64(arrival.at));
@@ -116,10 +141,25 @@ fn virtual_server(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
         max_loras: server.max_loras,
         max_cpu_loras: server.max_cpu_loras,
         seed: 7 + draw,
+        // vLLM plans no step ahead while drafts are found on the CPU.
+        async_scheduling: row.drafts == 0,
+        speculation: speculation(row),
         ..EngineConfig::default()
     };
-    let cost = CostModel::new(profile, server.max_num_seqs, server.max_num_batched_tokens);
+    let (seqs, tokens, query) = (server.max_num_seqs, server.max_num_batched_tokens, 1 + row.drafts);
+    let graphs = Graphs::chosen(seqs.saturating_mul(query), tokens, None).with_query(query);
+    let cost = CostModel::new(profile, seqs, tokens).with_graphs(graphs).with_speculation(config.speculation.as_ref());
     VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+}
+
+pub(super) fn speculation(row: &Row) -> Option<Speculation> {
+    (row.drafts > 0).then(|| Speculation {
+        drafter: Drafter::Lookup,
+        tokens: row.drafts,
+        acceptance: row.accepted.clone(),
+        proposed: row.proposed,
+        by_sequences: Vec::new(),
+    })
 }
 
 struct Player<'a> {
@@ -151,7 +191,7 @@ impl Player<'_> {
         let mut finished = 0;
         for token in end.emitted {
             let Some(life) = self.lives.get_mut(token.id as usize) else { continue };
-            life.tokens += 1;
+            life.tokens += token.tokens;
             if token.first {
                 life.first = end.ended.as_secs_f64();
             }

@@ -9,7 +9,8 @@
 //!      + KV bytes of decoding sequences / bandwidth
 //!      + attention FLOPs of prompt chunks / rate x (time of waves / time in proportion to tiles)
 //!      + layers x (gap + gap with a prompt + gap with an adapter + adapter x tokens)
-//!      + sequences x cost
+//!      + sequences x cost + verification of drafts
+//!      + drafts of a head x (a layer and the output head)
 //!      + all-reduces                              in a tensor-parallel group
 //!      + adapters read from disk and copied into a slot
 //!
@@ -33,6 +34,7 @@ use std::time::Duration;
 use super::constants::TILE;
 use super::graphs::{Coverage, Graphs};
 use super::profile::{Profile, Rates, Shape};
+use crate::engine::{Drafter, Speculation};
 
 /// The work of one step. The engine fills it when it carries out the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -48,8 +50,14 @@ pub struct StepLoad {
     /// The longest context among these chunks, tokens. A chunk's context is the tokens before it
     /// and half of its own.
     pub longest_context: f64,
-    /// Sequences that advance by more than one token.
+    /// Sequences that advance by more than one token, drafts aside.
     pub prompts: u32,
+    /// Drafts that the step verifies.
+    pub verified: u32,
+    /// Sequences that get drafts after the step, and the tokens of their contexts.
+    pub proposed: u32,
+    /// See `proposed`.
+    pub searched: u64,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
     /// Adapters that this step copies from host memory into a GPU slot.
@@ -74,6 +82,21 @@ impl StepLoad {
             self.longest_context = self.longest_context.max(context);
         }
     }
+
+    /// Adds a sequence with `computed` computed tokens that advances by a token and verifies
+    /// `drafts` drafts. All of them read the context once.
+    pub fn verify(&mut self, computed: u32, drafts: u32, adapter: bool) {
+        self.tokens += 1 + drafts;
+        self.sequences += 1;
+        self.verified += drafts;
+        self.adapter |= adapter;
+        self.context_read += u64::from(computed) + 1 + u64::from(drafts);
+    }
+
+    /// Whether all sequences advance by `query` tokens, drafts included.
+    fn is_uniform(&self, query: u32) -> bool {
+        self.prompts == 0 && self.verified == (query - 1) * self.sequences
+    }
 }
 
 const RANK: f64 = 16.0;
@@ -85,6 +108,9 @@ pub struct CostModel {
     rates: Rates,
     graphs: Graphs,
     adapter_bytes: f64,
+    /// Drafts of a head, and whether drafts are looked up on the CPU.
+    head_drafts: u32,
+    looks_up: bool,
 }
 
 impl CostModel {
@@ -93,13 +119,21 @@ impl CostModel {
         let graphs = Graphs::chosen(max_num_seqs, max_num_batched_tokens, None);
         let (shape, rates) = (profile.shape.clone(), profile.cost.clone());
         let adapter_bytes = RANK * rates.adapter_bytes_per_rank;
-        Self { shape, rates, graphs, adapter_bytes }
+        Self { shape, rates, graphs, adapter_bytes, head_drafts: 0, looks_up: false }
     }
 
     /// Replaces the graphs.
     #[must_use]
     pub fn with_graphs(self, graphs: Graphs) -> Self {
         Self { graphs, ..self }
+    }
+
+    /// Sets who proposes drafts.
+    #[must_use]
+    pub fn with_speculation(self, speculation: Option<&Speculation>) -> Self {
+        let head_drafts = speculation.filter(|own| own.drafter == Drafter::Model).map_or(0, |own| own.tokens);
+        let looks_up = speculation.is_some_and(|own| own.drafter == Drafter::Lookup);
+        Self { head_drafts, looks_up, ..self }
     }
 
     /// Sets the rank of adapters.
@@ -130,12 +164,30 @@ impl CostModel {
         if load.adapter {
             gap += step.lora_layer_us + step.lora_token_layer_us * f64::from(load.tokens);
         }
+        let verification = if load.verified > 0 { step.verify_step_us } else { 0.0 };
         let computed = self.linear(load, padded)
             + self.attention(load)
-            + (layers * gap + f64::from(load.sequences) * step.sequence_us) * 1e-6
+            + (layers * gap + f64::from(load.sequences) * step.sequence_us + verification) * 1e-6
+            + self.heads(load)
             + self.rates.reduce_s_per_step
             + self.rates.reduce_s_per_token * padded;
         Duration::from_secs_f64(computed + self.adapter_seconds(load))
+    }
+
+    /// Seconds in which a head proposes drafts one after the other: a layer of the model and the
+    /// output head, whose weights are read each time. Not measured.
+    fn heads(&self, load: &StepLoad) -> f64 {
+        if load.proposed == 0 || self.head_drafts == 0 {
+            return 0.0;
+        }
+        let layers = f64::from(self.shape.layers).max(1.0);
+        let bytes = (self.shape.weight_bytes - 2.0 * self.shape.head_parameters).max(0.0) / layers
+            + 2.0 * self.shape.head_parameters;
+        let flops = 2.0
+            * f64::from(load.proposed)
+            * (self.shape.linear_parameters / layers / self.rates.linear_flops_per_s
+                + self.shape.head_parameters / self.rates.head_flops_per_s);
+        f64::from(self.head_drafts) * ((bytes / self.rates.weights_per_s).max(flops) + self.rates.step.layer_us * 1e-6)
     }
 
     /// Time in which the adapters of `load` are read and copied while nothing else runs.
@@ -157,7 +209,14 @@ impl CostModel {
     /// CPU time before the first kernel of a step and after the last one.
     pub fn preparation(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
-        Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences)) * 1e-6)
+        let lookup = match self.looks_up && load.proposed > 0 {
+            true => {
+                let sequences = host.draft_sequence_us * f64::from(load.proposed);
+                host.draft_step_us + sequences + host.draft_context_ns * 1e-3 * load.searched as f64
+            }
+            false => 0.0,
+        };
+        Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences) + lookup) * 1e-6)
     }
 
     /// The part of a step with a prompt that overlaps with neither CPU nor GPU work.
@@ -189,7 +248,7 @@ impl CostModel {
 
     /// The number of tokens after padding, and the coverage of the graph.
     fn padded(&self, load: &StepLoad) -> (u32, Coverage) {
-        self.graphs.pad(load.tokens, load.prompts == 0)
+        self.graphs.pad(load.tokens, load.is_uniform(self.graphs.query()))
     }
 
     /// Seconds in linear layers: the larger of two times, because the weights are read while the
@@ -206,7 +265,8 @@ impl CostModel {
         let tiled = rates.kernel.tile_share * (padded / TILE).ceil() * TILE + (1.0 - rates.kernel.tile_share) * padded;
         let idle = rates.idle_tokens * (padded / TILE - 1.0).clamp(0.0, 1.0);
         let layers = self.shape.linear_parameters * (tiled + idle) / rates.linear_flops_per_s;
-        let head = self.shape.head_parameters * f64::from(load.sequences) / rates.head_flops_per_s;
+        let sampled = f64::from(load.sequences + load.verified);
+        let head = self.shape.head_parameters * sampled / rates.head_flops_per_s;
         (self.shape.weight_bytes / rates.weights_per_s).max(2.0 * (layers + head))
     }
 
