@@ -68,35 +68,15 @@ pub(super) struct Arrival {
 
 #[cfg(test)]
 pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &[Arrival]) -> Vec<Life> {
-    replay_with(profile, server, (0, &[], 1.0), arrivals)
+    let mut row = super::rows::parse("prompt,output,streams\n1,1,1").expect("a row").remove(0);
+    row.server = server;
+    replay_as(profile, &row, 0, arrivals)
 }
 
-/// As [`replay`], with drafts: the most of a sequence, the accepted share up to each position, and
-/// the share of decodes that get one.
+/// As [`replay`], with the server, the drafts and the CPU of `row`.
 #[cfg(test)]
-pub(super) fn replay_with(
-    profile: &Profile,
-    server: super::rows::Server,
-    (drafts, accepted, proposed): (u32, &[f64], f64),
-    arrivals: &[Arrival],
-) -> Vec<Life> {
-    let load = Load::Closed { streams: 1, requests: 1 };
-    let (name, measured) = (String::new(), [None; 4]);
-    let row = Row {
-        name,
-        prompt: 1,
-        output: 1,
-        load,
-        server,
-        adapters: 0,
-        half_base: false,
-        drafts,
-        accepted: accepted.to_vec(),
-        proposed,
-        measured,
-    };
-    let mut player =
-        Player { server: virtual_server(profile, &row, 0), row: &row, lives: Vec::new(), rng: Rng::new(0) };
+pub(super) fn replay_as(profile: &Profile, row: &Row, draw: u64, arrivals: &[Arrival]) -> Vec<Life> {
+    let mut player = Player { server: virtual_server(profile, row, draw), row, lives: Vec::new(), rng: Rng::new(0) };
     let times = arrivals.iter().map(|arrival| Duration::from_secs_f64(arrival.at));
     player.run(times.zip(arrivals.iter().map(|arrival| Some((arrival.prompt, arrival.output)))).collect());
     player.lives
@@ -131,7 +111,7 @@ pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
 }
 
 fn virtual_server(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
-    let server = row.server;
+    let (profile, server) = (&profile.with_cpu_time(row.cpu), row.server);
     let config = EngineConfig {
         max_num_seqs: server.max_num_seqs,
         max_num_batched_tokens: server.max_num_batched_tokens,
@@ -149,6 +129,7 @@ fn virtual_server(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
     let (seqs, tokens, query) = (server.max_num_seqs, server.max_num_batched_tokens, 1 + row.drafts);
     let graphs = Graphs::chosen(seqs.saturating_mul(query), tokens, None).with_query(query);
     let cost = CostModel::new(profile, seqs, tokens).with_graphs(graphs).with_speculation(config.speculation.as_ref());
+    let cost = cost.with_masks(row.masked);
     VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
 }
 
@@ -156,8 +137,11 @@ pub(super) fn speculation(row: &Row) -> Option<Speculation> {
     (row.drafts > 0).then(|| Speculation {
         drafter: Drafter::Lookup,
         tokens: row.drafts,
-        acceptance: row.accepted.clone(),
+        acceptance: row.accepted.first().cloned().unwrap_or_default(),
+        kinds: row.accepted.iter().skip(1).cloned().collect(),
         proposed: row.proposed,
+        length: row.draft_tokens.unwrap_or(f64::from(row.drafts)),
+        is_greedy: row.is_greedy,
         by_sequences: Vec::new(),
     })
 }

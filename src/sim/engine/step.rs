@@ -51,6 +51,8 @@ pub struct Engine {
     /// in the queue for lack of room.
     pub(super) since_prefill: u32,
     pub(super) admission_was_short: bool,
+    /// Sequences of the last step.
+    pub(super) last_sequences: u32,
     /// For tests: free blocks when the step was planned, and the tokens by which each sequence
     /// advanced.
     #[cfg(test)]
@@ -82,6 +84,7 @@ impl Engine {
             pause: Pause::No,
             since_prefill: u32::MAX,
             admission_was_short: false,
+            last_sequences: 0,
             #[cfg(test)]
             observed: Default::default(),
         }
@@ -176,6 +179,9 @@ impl Engine {
         let adapter_loads = self.prepare_adapters();
         let (mut load, emitted) = self.advance();
         (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
+        load.admitted = plan.admitted.len() as u32;
+        load.is_changed = load.admitted > 0 || load.sequences != self.last_sequences;
+        self.last_sequences = load.sequences;
         let (gpu, preparation, launch) = self.jittered(&load);
         let exposed = self.cost.exposed(&load);
         let StepPlan { admitted, preempted, .. } = plan;
@@ -296,7 +302,7 @@ impl Engine {
                 let Request { id, output_tokens, stops, .. } = sequence.request;
                 let accepted = match &self.config.speculation {
                     Some(speculation) if drafted > 0 => {
-                        let accepted = speculation.accept(drafted, &mut self.acceptance);
+                        let accepted = speculation.accept(id, drafted, &mut self.acceptance);
                         self.drafts.add(drafted, accepted);
                         accepted
                     }
@@ -339,7 +345,6 @@ impl Engine {
             if sequence.sampled && sequence.ending.is_none() {
                 sequence.drafts = speculation.propose(scheduled, rng);
                 load.proposed += 1;
-                load.searched += u64::from(sequence.tokens());
             }
         }
     }

@@ -21,6 +21,7 @@ const HOSTS: &[(&str, &str)] = &[
     ("busy", include_str!("host/busy.toml")),
     ("pair", include_str!("host/pair.toml")),
     ("quiet", include_str!("host/quiet.toml")),
+    ("trio", include_str!("host/trio.toml")),
 ];
 const HOST: &str = "busy";
 
@@ -100,23 +101,30 @@ fn text_token_us() -> f64 {
     1.3
 }
 
-/// Speculative decoding with n-grams, fitted to 72 kinds of steps of an H200
-/// (`speculation_steps.csv`: median error 4 %). A draft costs nothing beside its padded tokens; the
-/// search for it and the sampling cost the CPU for each sequence.
-fn verify_step_us() -> f64 {
-    910.0
+/// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`). The
+/// CPU's part is a share of `step_us`, because the same process runs the same kind of code.
+fn draft_us() -> f64 {
+    7.8
 }
 
-fn draft_step_us() -> f64 {
-    180.0
+fn verify_share() -> f64 {
+    0.94
 }
 
-fn draft_sequence_us() -> f64 {
-    37.0
+fn greedy_verify_share() -> f64 {
+    0.57
 }
 
-fn draft_context_ns() -> f64 {
-    11.7
+fn draft_sequence_share() -> f64 {
+    0.006
+}
+
+fn admit_share() -> f64 {
+    1.07
+}
+
+fn unpinned_gb_per_s() -> f64 {
+    1.4
 }
 
 /// Rows of a tile. A row is a token in linear layers, and a token of one query head in attention.
@@ -142,9 +150,9 @@ pub struct StepConstants {
     pub adapter_read_gb_per_s: f64,
     /// Rate at which an adapter is copied from host memory into a GPU slot, 10^9 bytes per second.
     pub adapter_copy_gb_per_s: f64,
-    /// Added to a step that verifies drafts: the kernels of the rejection sampler, one by one.
-    #[serde(default = "verify_step_us")]
-    pub verify_step_us: f64,
+    /// Per draft that is verified, besides its token: its row of the vocabulary in the sampler.
+    #[serde(default = "draft_us")]
+    pub draft_us: f64,
     /// Standard deviation of the logarithm of a step's GPU time.
     pub jitter: f64,
 }
@@ -168,15 +176,24 @@ pub struct HostConstants {
     /// starts.
     #[serde(default)]
     pub prompt_step_us: f64,
-    /// Added to a step after which drafts are looked up on the CPU.
-    #[serde(default = "draft_step_us")]
-    pub draft_step_us: f64,
-    /// Per sequence whose drafts are looked up, and per token of its context in nanoseconds.
-    #[serde(default = "draft_sequence_us")]
-    pub draft_sequence_us: f64,
-    /// See `draft_sequence_us`.
-    #[serde(default = "draft_context_ns")]
-    pub draft_context_ns: f64,
+    /// Added to a step that verifies drafts: indices and the kernels of the rejection sampler, as
+    /// a share of `step_us`.
+    #[serde(default = "verify_share")]
+    pub verify_share: f64,
+    /// As `verify_share`, where all requests have temperature 0.
+    #[serde(default = "greedy_verify_share")]
+    pub greedy_verify_share: f64,
+    /// Per sequence whose drafts are looked up on the CPU, as a share of `step_us`.
+    #[serde(default = "draft_sequence_share")]
+    pub draft_sequence_share: f64,
+    /// Per sequence that joins the batch of an engine that looks up drafts, as a share of
+    /// `step_us`. Engines that plan ahead were fitted without it.
+    #[serde(default = "admit_share")]
+    pub admit_share: f64,
+    /// Rate at which the masks of `allowed_token_ids` are copied, 10^9 bytes per second: whenever
+    /// the batch changes, for all its sequences, from memory that is not pinned.
+    #[serde(default = "unpinned_gb_per_s")]
+    pub unpinned_gb_per_s: f64,
     /// Share of the launch cost that remains with piecewise graphs, which cover everything except
     /// the attention.
     pub piecewise_share: f64,

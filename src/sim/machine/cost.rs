@@ -9,13 +9,15 @@
 //!      + KV bytes of decoding sequences / bandwidth
 //!      + attention FLOPs of prompt chunks / rate x (time of waves / time in proportion to tiles)
 //!      + layers x (gap + gap with a prompt + gap with an adapter + adapter x tokens)
-//!      + sequences x cost + verification of drafts
+//!      + sequences x cost + verified drafts x cost
 //!      + drafts of a head x (a layer and the output head)
 //!      + all-reduces                              in a tensor-parallel group
 //!      + adapters read from disk and copied into a slot
 //!
-//! preparation = step + sequences x cost          scheduler, inputs, results
+//! preparation = step x (1 + verification of drafts + sequences x lookup + admitted x cost)
+//!      + sequences x cost                         scheduler, inputs, results
 //! exposed     = 0 without a prompt, otherwise a constant of the host
+//!      + masks of tokens copied                   where the batch changed
 //! launch      = layers x launch x (1 without a graph, a third with a piecewise graph,
 //!               0 with a full graph)
 //! ```
@@ -54,10 +56,12 @@ pub struct StepLoad {
     pub prompts: u32,
     /// Drafts that the step verifies.
     pub verified: u32,
-    /// Sequences that get drafts after the step, and the tokens of their contexts.
+    /// Sequences that get drafts after the step.
     pub proposed: u32,
-    /// See `proposed`.
-    pub searched: u64,
+    /// Sequences that the step admits.
+    pub admitted: u32,
+    /// Whether other sequences are in the step than in the step before.
+    pub is_changed: bool,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
     /// Adapters that this step copies from host memory into a GPU slot.
@@ -111,6 +115,8 @@ pub struct CostModel {
     /// Drafts of a head, and whether drafts are looked up on the CPU.
     head_drafts: u32,
     looks_up: bool,
+    is_greedy: bool,
+    masks: bool,
 }
 
 impl CostModel {
@@ -119,7 +125,7 @@ impl CostModel {
         let graphs = Graphs::chosen(max_num_seqs, max_num_batched_tokens, None);
         let (shape, rates) = (profile.shape.clone(), profile.cost.clone());
         let adapter_bytes = RANK * rates.adapter_bytes_per_rank;
-        Self { shape, rates, graphs, adapter_bytes, head_drafts: 0, looks_up: false }
+        Self { shape, rates, graphs, adapter_bytes, head_drafts: 0, looks_up: false, is_greedy: false, masks: false }
     }
 
     /// Replaces the graphs.
@@ -133,7 +139,14 @@ impl CostModel {
     pub fn with_speculation(self, speculation: Option<&Speculation>) -> Self {
         let head_drafts = speculation.filter(|own| own.drafter == Drafter::Model).map_or(0, |own| own.tokens);
         let looks_up = speculation.is_some_and(|own| own.drafter == Drafter::Lookup);
-        Self { head_drafts, looks_up, ..self }
+        let is_greedy = speculation.is_some_and(|own| own.is_greedy);
+        Self { head_drafts, looks_up, is_greedy, ..self }
+    }
+
+    /// Sets whether requests have `allowed_token_ids`.
+    #[must_use]
+    pub fn with_masks(self, masks: bool) -> Self {
+        Self { masks, ..self }
     }
 
     /// Sets the rank of adapters.
@@ -156,18 +169,20 @@ impl CostModel {
     /// GPU time of a step.
     pub fn gpu(&self, load: &StepLoad) -> Duration {
         let step = &self.rates.step;
-        let (padded, layers) = (f64::from(self.padded(load).0), f64::from(self.shape.layers));
+        let (padded, coverage) = self.padded(load);
+        let (padded, layers) = (f64::from(padded), f64::from(self.shape.layers));
         let mut gap = step.layer_us;
-        if load.prompts > 0 {
+        // Decodes with unequal numbers of drafts replay piecewise graphs, as prompts do.
+        if load.prompts > 0 || coverage == Coverage::Piecewise {
             gap += step.prompt_layer_us;
         }
         if load.adapter {
             gap += step.lora_layer_us + step.lora_token_layer_us * f64::from(load.tokens);
         }
-        let verification = if load.verified > 0 { step.verify_step_us } else { 0.0 };
+        let sampler = f64::from(load.sequences) * step.sequence_us + f64::from(load.verified) * step.draft_us;
         let computed = self.linear(load, padded)
             + self.attention(load)
-            + (layers * gap + f64::from(load.sequences) * step.sequence_us + verification) * 1e-6
+            + (layers * gap + sampler) * 1e-6
             + self.heads(load)
             + self.rates.reduce_s_per_step
             + self.rates.reduce_s_per_token * padded;
@@ -209,20 +224,31 @@ impl CostModel {
     /// CPU time before the first kernel of a step and after the last one.
     pub fn preparation(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
-        let lookup = match self.looks_up && load.proposed > 0 {
-            true => {
-                let sequences = host.draft_sequence_us * f64::from(load.proposed);
-                host.draft_step_us + sequences + host.draft_context_ns * 1e-3 * load.searched as f64
-            }
-            false => 0.0,
-        };
-        Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences) + lookup) * 1e-6)
+        let mut steps = 1.0;
+        if load.verified > 0 {
+            steps += if self.is_greedy { host.greedy_verify_share } else { host.verify_share };
+        }
+        if self.looks_up {
+            steps += host.draft_sequence_share * f64::from(load.proposed);
+            steps += host.admit_share * f64::from(load.admitted);
+        }
+        Duration::from_secs_f64((host.step_us * steps + host.sequence_us * f64::from(load.sequences)) * 1e-6)
     }
 
-    /// The part of a step with a prompt that overlaps with neither CPU nor GPU work.
+    /// The part of a step that overlaps with neither CPU nor GPU work: with a prompt, and where
+    /// masks are copied. A copy from memory that is not pinned waits for the GPU, so the CPU is not
+    /// ahead in that step.
     pub fn exposed(&self, load: &StepLoad) -> Duration {
-        let exposed = if load.prompts > 0 { self.rates.host.prompt_step_us } else { 0.0 };
-        Duration::from_secs_f64(exposed * 1e-6)
+        let host = &self.rates.host;
+        let mut exposed = if load.prompts > 0 { host.prompt_step_us * 1e-6 } else { 0.0 };
+        if self.masks && load.is_changed {
+            let vocabulary = self.shape.head_parameters / f64::from(self.shape.hidden.max(1));
+            exposed += vocabulary * f64::from(load.sequences) / (host.unpinned_gb_per_s * 1e9);
+            if !self.looks_up {
+                exposed += self.preparation(load).as_secs_f64();
+            }
+        }
+        Duration::from_secs_f64(exposed)
     }
 
     /// CPU time to launch the kernels of a step.

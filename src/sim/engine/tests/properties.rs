@@ -78,7 +78,10 @@ fn speculations() -> impl Strategy<Value = Option<Speculation>> {
         drafter,
         tokens,
         acceptance: vec![rate],
+        kinds: vec![vec![1.0 - rate]],
         proposed,
+        length: f64::from(tokens) * (0.5 + rate / 2.0),
+        is_greedy: false,
         by_sequences: vec![(1, off_above, tokens), (off_above + 1, 512, 0)],
     }))
 }

@@ -8,7 +8,10 @@ fn drafting(acceptance: f64, change: impl FnOnce(&mut Speculation)) -> Engine {
         drafter: Drafter::Lookup,
         tokens: 3,
         acceptance: vec![acceptance; 3],
+        kinds: Vec::new(),
         proposed: 1.0,
+        length: 3.0,
+        is_greedy: false,
         by_sequences: Vec::new(),
     };
     change(&mut speculation);

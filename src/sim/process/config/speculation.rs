@@ -1,6 +1,6 @@
 //! Speculative decoding from flags: `--speculative-config`, `--spec-method`, `--spec-tokens`.
 //!
-//! Read are the method, the number of drafts, the drafts by batch size (vLLM 0.33), and the
+//! Read are the method, the number of drafts, the drafts by batch size (vLLM 0.32), and the
 //! acceptance of vLLM's own synthetic rejection. Other keys, such as the draft model, have no
 //! effect: a head is priced as one layer of the model with its output head. vLLM plans no step
 //! ahead while drafts are found on the CPU.
@@ -88,7 +88,8 @@ fn read(args: &ServeArgs) -> Result<Option<Speculation>, Refusal> {
     let tokens = u32::try_from(tokens).unwrap_or(MAX_DRAFTS).min(MAX_DRAFTS);
     let acceptance = synthetic(&config, tokens)?;
     let by_sequences = ranges(&config["num_speculative_tokens_per_batch_size"], tokens)?;
-    Ok(Some(Speculation { drafter, tokens, acceptance, proposed: 1.0, by_sequences }))
+    let (kinds, length, is_greedy) = (Vec::new(), f64::from(tokens), false);
+    Ok(Some(Speculation { drafter, tokens, acceptance, kinds, proposed: 1.0, length, is_greedy, by_sequences }))
 }
 
 /// The acceptance of `rejection_sample_method` "synthetic"; empty without it.
