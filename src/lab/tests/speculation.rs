@@ -3,13 +3,17 @@
 
 use super::*;
 
-fn played(args: &str, acceptance: &str) -> LabRun {
+fn scenario(args: &str, acceptance: &str) -> Scenario {
     let gateway = "[[model]]\nname = \"llama-3.1-8b\"\n[[pool]]\nname = \"all\"\n[[pool.backend]]\nname = \"gpu0\"\n\
                    url = \"http://127.0.0.1:8000\"";
     let engine = format!("[[engine]]\nargs = {{ max-model-len = 32768{args} }}\n{acceptance}");
     let traffic = "[[traffic]]\nclass = [{ name = \"a\", in = 200, out = 128 }]\nrate = 4\nduration = \"20s\"";
     let file = LabFile::parse(&format!("gateway = '''{gateway}'''\n{engine}\n{traffic}\n"), "test").unwrap();
-    let scenario = Scenario { file, folder: "/".into() };
+    Scenario { file, folder: "/".into() }
+}
+
+fn played(args: &str, acceptance: &str) -> LabRun {
+    let scenario = scenario(args, acceptance);
     run(&scenario.lab(&scenario.file.variants()[0]).unwrap(), 1).unwrap()
 }
 
@@ -37,10 +41,7 @@ fn every_token_arrives_in_fewer_events_and_sooner() {
 #[test]
 fn rates_that_cannot_be_are_refused() {
     for (acceptance, why) in [("acceptance = [0.4, 0.6]", "must not rise"), ("acceptance = [2.0]", "each in [0, 1]")] {
-        let text =
-            format!("[[engine]]\n{acceptance}\n[[traffic]]\nrate = 1\nclass = [{{ name = \"a\", in = 1, out = 1 }}]");
-        let file = LabFile::parse(&text, "test").unwrap();
-        let scenario = Scenario { file, folder: "/".into() };
+        let scenario = scenario(DRAFTS, acceptance);
         let error = scenario.lab(&scenario.file.variants()[0]).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }

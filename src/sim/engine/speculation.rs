@@ -87,10 +87,15 @@ impl Speculation {
         }
     }
 
+    /// The most drafts of a sequence after a step with so many sequences.
+    pub(super) fn most(&self, sequences: u32) -> u32 {
+        let chosen = self.by_sequences.iter().find(|(first, last, _)| (*first..=*last).contains(&sequences));
+        chosen.map_or(self.tokens, |(_, _, tokens)| (*tokens).min(self.tokens))
+    }
+
     /// Drafts of a sequence after a step with so many sequences.
     pub(super) fn propose(&self, sequences: u32, rng: &mut Rng) -> u32 {
-        let chosen = self.by_sequences.iter().find(|(first, last, _)| (*first..=*last).contains(&sequences));
-        let tokens = chosen.map_or(self.tokens, |(_, _, tokens)| (*tokens).min(self.tokens));
+        let tokens = self.most(sequences);
         if tokens == 0 || self.proposed < 1.0 && rng.unit() >= self.proposed {
             return 0;
         }

@@ -340,6 +340,10 @@ impl Engine {
         load: &mut StepLoad,
     ) {
         let scheduled = load.sequences;
+        load.drafting = speculation.most(scheduled);
+        if load.drafting == 0 {
+            return;
+        }
         for slot in running {
             let sequence = &mut sequences[*slot as usize];
             if sequence.sampled && sequence.ending.is_none() {

@@ -104,19 +104,19 @@ fn text_token_us() -> f64 {
 /// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`). The
 /// CPU's part is a share of `step_us`, because the same process runs the same kind of code.
 fn draft_us() -> f64 {
-    7.8
+    6.9
 }
 
 fn verify_share() -> f64 {
-    0.94
+    0.72
 }
 
 fn greedy_verify_share() -> f64 {
-    0.57
+    0.5
 }
 
 fn draft_sequence_share() -> f64 {
-    0.006
+    0.015
 }
 
 fn admit_share() -> f64 {

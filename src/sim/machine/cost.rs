@@ -56,8 +56,10 @@ pub struct StepLoad {
     pub prompts: u32,
     /// Drafts that the step verifies.
     pub verified: u32,
-    /// Sequences that get drafts after the step.
+    /// Sequences that get drafts after the step, and the most drafts of each.
     pub proposed: u32,
+    /// See `proposed`.
+    pub drafting: u32,
     /// Sequences that the step admits.
     pub admitted: u32,
     /// Whether other sequences are in the step than in the step before.
@@ -112,8 +114,8 @@ pub struct CostModel {
     rates: Rates,
     graphs: Graphs,
     adapter_bytes: f64,
-    /// Drafts of a head, and whether drafts are looked up on the CPU.
-    head_drafts: u32,
+    /// Whether a head proposes drafts, and whether they are looked up on the CPU.
+    has_head: bool,
     looks_up: bool,
     is_greedy: bool,
     masks: bool,
@@ -125,7 +127,7 @@ impl CostModel {
         let graphs = Graphs::chosen(max_num_seqs, max_num_batched_tokens, None);
         let (shape, rates) = (profile.shape.clone(), profile.cost.clone());
         let adapter_bytes = RANK * rates.adapter_bytes_per_rank;
-        Self { shape, rates, graphs, adapter_bytes, head_drafts: 0, looks_up: false, is_greedy: false, masks: false }
+        Self { shape, rates, graphs, adapter_bytes, has_head: false, looks_up: false, is_greedy: false, masks: false }
     }
 
     /// Replaces the graphs.
@@ -137,10 +139,10 @@ impl CostModel {
     /// Sets who proposes drafts.
     #[must_use]
     pub fn with_speculation(self, speculation: Option<&Speculation>) -> Self {
-        let head_drafts = speculation.filter(|own| own.drafter == Drafter::Model).map_or(0, |own| own.tokens);
+        let has_head = speculation.is_some_and(|own| own.drafter == Drafter::Model);
         let looks_up = speculation.is_some_and(|own| own.drafter == Drafter::Lookup);
         let is_greedy = speculation.is_some_and(|own| own.is_greedy);
-        Self { head_drafts, looks_up, is_greedy, ..self }
+        Self { has_head, looks_up, is_greedy, ..self }
     }
 
     /// Sets whether requests have `allowed_token_ids`.
@@ -192,7 +194,7 @@ impl CostModel {
     /// Seconds in which a head proposes drafts one after the other: a layer of the model and the
     /// output head, whose weights are read each time. Not measured.
     fn heads(&self, load: &StepLoad) -> f64 {
-        if load.proposed == 0 || self.head_drafts == 0 {
+        if load.proposed == 0 || !self.has_head {
             return 0.0;
         }
         let layers = f64::from(self.shape.layers).max(1.0);
@@ -202,7 +204,7 @@ impl CostModel {
             * f64::from(load.proposed)
             * (self.shape.linear_parameters / layers / self.rates.linear_flops_per_s
                 + self.shape.head_parameters / self.rates.head_flops_per_s);
-        f64::from(self.head_drafts) * ((bytes / self.rates.weights_per_s).max(flops) + self.rates.step.layer_us * 1e-6)
+        f64::from(load.drafting) * ((bytes / self.rates.weights_per_s).max(flops) + self.rates.step.layer_us * 1e-6)
     }
 
     /// Time in which the adapters of `load` are read and copied while nothing else runs.

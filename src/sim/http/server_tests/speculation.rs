@@ -32,8 +32,9 @@ async fn accepted_drafts_come_in_one_event_and_are_counted_by_position() {
         .collect();
     let steps: Vec<u64> = counted.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(counted.last(), Some(&1000));
-    // Events that the reader was late for are read together.
-    assert!(steps.iter().filter(|tokens| [2, 3].contains(*tokens)).count() > steps.len() / 2, "{steps:?}");
+    // Two or three tokens a step; steps for which the reader was late come together.
+    let (_, whole) = steps.split_last().unwrap();
+    assert!(whole.iter().all(|tokens| *tokens >= 2), "{steps:?}");
     let page = call(&handle, "GET", "/metrics", "").await.1;
     let read = metrics::MetricsSnapshot::parse(&page);
     assert_eq!((read.drafts.tokens, read.generation_tokens), (3.0 * read.drafts.drafts, 1000.0));
