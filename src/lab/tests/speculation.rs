@@ -2,6 +2,7 @@
 //! acceptance that a file gives.
 
 use super::*;
+use sluice_online::engines::flags::EngineFlag;
 
 fn scenario(args: &str, acceptance: &str) -> Scenario {
     let gateway = "[[model]]\nname = \"llama-3.1-8b\"\n[[pool]]\nname = \"all\"\n[[pool.backend]]\nname = \"gpu0\"\n\
@@ -45,4 +46,20 @@ fn rates_that_cannot_be_are_refused() {
         let error = scenario.lab(&scenario.file.variants()[0]).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+#[test]
+fn a_changed_flag_keeps_the_acceptance() {
+    let scenario = scenario(DRAFTS, "acceptance = [0.8, 0.6, 0.4]");
+    let lab = scenario.lab(&scenario.file.variants()[0]).unwrap();
+    let changed = lab.engines[0].with_flag(EngineFlag::MaxNumSeqs, 64.0).unwrap();
+    assert_eq!(changed.sim.engine.speculation.unwrap().acceptance, [0.8, 0.6, 0.4]);
+}
+
+#[test]
+fn drafts_that_stop_at_one_sequence_change_nothing_but_the_graph() {
+    let off = ", \"speculative-config.num_speculative_tokens_per_batch_size\" = \"[[1, 256, 0]]\"";
+    let (plain, never) = (played("", ""), played(&format!("{DRAFTS}{off}"), "acceptance = [1, 1, 1]"));
+    let events = |run: &LabRun| -> usize { run.result.requests.iter().map(|record| record.itls.len()).sum() };
+    assert_eq!(events(&plain), events(&never), "one token an event");
 }

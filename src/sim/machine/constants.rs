@@ -101,8 +101,9 @@ fn text_token_us() -> f64 {
     1.3
 }
 
-/// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`). The
-/// CPU's part is a share of `step_us`, because the same process runs the same kind of code.
+/// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`), and
+/// what a change of the batch costs to the total time of the same runs. The CPU's part is a share
+/// of `step_us`, because the same process runs the same kind of code.
 fn draft_us() -> f64 {
     6.9
 }
@@ -266,8 +267,9 @@ impl Constants {
             return Err(ProfileError::Wrong { what: "constants", name: name.to_owned(), error });
         }
         let StepConstants { adapter_read_gb_per_s, adapter_copy_gb_per_s, .. } = constants.step;
-        if !(adapter_read_gb_per_s > 0.0 && adapter_copy_gb_per_s > 0.0) {
-            let error = "rates of adapters must be above 0".to_owned();
+        let copies = [adapter_read_gb_per_s, adapter_copy_gb_per_s, constants.host.unpinned_gb_per_s];
+        if !copies.iter().all(|rate| *rate > 0.0) {
+            let error = "rates at which adapters and masks are read and copied must be above 0".to_owned();
             return Err(ProfileError::Wrong { what: "constants", name: name.to_owned(), error });
         }
         Ok(constants)

@@ -408,6 +408,34 @@ mod tests {
         }
     }
 
+    fn drafting(drafts: [u32; 2]) -> StepLoad {
+        let mut load = StepLoad::default();
+        drafts.into_iter().for_each(|drafts| load.verify(300, drafts, false));
+        load
+    }
+
+    #[test]
+    fn drafts_cost_the_cpu_and_unequal_ones_the_full_graph() {
+        let cost = model().with_graphs(Graphs::chosen(768, 8192, None).with_query(3));
+        let [none, equal, unequal] = [[0, 0], [2, 2], [2, 1]].map(drafting);
+        assert!(cost.preparation(&equal) > cost.preparation(&none).mul_f64(1.5));
+        assert_eq!((cost.launch(&equal), cost.padded(&equal).1), (Duration::ZERO, Coverage::Full));
+        assert_eq!(cost.padded(&unequal).1, Coverage::Piecewise);
+        assert!(cost.gpu(&unequal) > cost.gpu(&equal), "fewer tokens take longer");
+        let greedy = CostModel { is_greedy: true, ..cost.clone() };
+        assert!(greedy.preparation(&equal) < cost.preparation(&equal));
+    }
+
+    #[test]
+    fn masks_are_copied_for_all_sequences_when_the_batch_changes() {
+        let (same, changed) = (drafting([0, 0]), StepLoad { is_changed: true, ..drafting([0, 0]) });
+        let cost = CostModel { looks_up: true, ..model().with_masks(true) };
+        assert_eq!((cost.exposed(&same), model().exposed(&changed)), (model().exposed(&same), Duration::ZERO));
+        let copied = cost.exposed(&changed).as_secs_f64();
+        assert!((copied - 2.0 * 128_256.0 / 1.4e9).abs() < 1e-9, "{copied}");
+        assert!(model().with_masks(true).exposed(&changed) > cost.exposed(&changed), "it is not ahead");
+    }
+
     #[test]
     fn an_adapter_costs_only_the_steps_it_is_in_and_more_to_one_stream_than_to_many() {
         let ratio = |streams: usize| load(&vec![(300, 1); streams], true) / load(&vec![(300, 1); streams], false);
