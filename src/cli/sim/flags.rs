@@ -192,6 +192,6 @@ mod tests {
         };
         assert!(launch(Some("quiet")).unwrap() < 0.6 * launch(None).unwrap());
         let error = launch(Some("mainframe")).unwrap_err().to_string();
-        assert!(error.contains("--sim-host: unknown host 'mainframe'; built in: busy, pair, quiet"), "{error}");
+        assert!(error.contains("--sim-host: unknown host 'mainframe'; built in: busy, pair, quiet, trio"), "{error}");
     }
 }
