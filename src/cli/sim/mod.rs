@@ -7,7 +7,7 @@
 //! | `--sim-engine NAME` | vllm | `vllm`, or `sglang`: flags, pages, errors and log of SGLang |
 //! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
 //! | `--sim-model NAME` | by name, else llama-3.1-8b | a built-in model or a TOML file |
-//! | `--sim-host NAME` | busy | `busy`, `pair`, `quiet`, `trio` or a TOML file of `sluice sim fit` |
+//! | `--sim-host NAME` | busy | `busy`, `pair`, `quiet`, `trio`, or a file of `sluice sim fit` |
 //! | `--sim-vllm-version X.Y` | 0.32.0 | version of flags and metrics |
 //! | `--sim-speed X` | 1 | simulated seconds per real second |
 //! | `--sim-seed N` | 0 | output lengths, words, jitter |
