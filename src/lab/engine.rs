@@ -339,7 +339,9 @@ impl Engine {
         for token in &end.emitted {
             let collector =
                 if token.last { self.streams.remove(&token.id) } else { self.streams.get(&token.id).cloned() };
-            if let Some(collector) = collector.filter(|own| own.push(0, token.last.then_some(Finish::Length))) {
+            if let Some(collector) =
+                collector.filter(|own| own.push(0, token.tokens, token.last.then_some(Finish::Length)))
+            {
                 collector.wake();
             }
         }
@@ -367,7 +369,7 @@ impl Engine {
         self.was_deferring = deferred > 0;
         stats.deferred_peak = stats.deferred_peak.max(deferred as u64);
         let side = &mut stats.side;
-        side.generation_tokens += end.emitted.len() as f64;
+        side.generation_tokens += end.emitted.iter().map(|token| f64::from(token.tokens)).sum::<f64>();
         side.preemptions += f64::from(end.preempted);
         side.kv_peak = side.kv_peak.max(kv_usage);
         side.running_peak = side.running_peak.max(running);

@@ -76,6 +76,8 @@ pub enum LabError {
     Flags { backend: String, source: ArgsError },
     #[error("the engine of \"{backend}\" would not start: {source}")]
     Engine { backend: String, source: Box<Refusal> },
+    #[error("the engine of \"{backend}\": {reason}")]
+    Acceptance { backend: String, reason: String },
     #[error("the engine of \"{backend}\": {source}")]
     Profile { backend: String, source: ProfileError },
     #[error("cannot build the async runtime: {0}")]

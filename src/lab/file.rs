@@ -152,6 +152,11 @@ pub struct EngineTable {
     /// Flags of vLLM.
     #[serde(default)]
     pub args: BTreeMap<String, ArgValue>,
+    /// Share of drafts that are accepted up to each position, with speculative decoding in `args`:
+    /// `vllm:spec_decode_num_accepted_tokens_per_pos` over `vllm:spec_decode_num_drafts`. Default:
+    /// 0.7 for each position after the one before it, a guess.
+    #[serde(default)]
+    pub acceptance: Vec<f64>,
     /// Changes during a run.
     #[serde(default)]
     pub change: Vec<ChangeTable>,

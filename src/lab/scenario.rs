@@ -283,6 +283,9 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
     let gpu = gpu.unwrap_or_else(|| GPU.to_owned());
     let argv = argv(&model, &flags);
     let mut setup = EngineSetup::vllm(&backend.name, &gpu, host.as_deref(), &model, &argv)?;
+    if !table.acceptance.is_empty() {
+        setup.set_acceptance(&table.acceptance)?;
+    }
     for change in &table.change {
         let stated = [
             change.slower.map(EngineChange::Slower),

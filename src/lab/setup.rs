@@ -278,6 +278,24 @@ impl EngineSetup {
         Ok(Self { backend: name(), sim, changes: Vec::new(), recipe: Some(recipe), fault: None })
     }
 
+    /// The same engine with the acceptance of drafts of another one, which flags do not change.
+    fn with_acceptance_of(mut self, other: &Self) -> Self {
+        let known = other.sim.engine.speculation.as_ref().map(|own| own.acceptance.clone());
+        if let (Some(own), Some(known)) = (&mut self.sim.engine.speculation, known) {
+            own.acceptance = known;
+        }
+        self
+    }
+
+    /// Sets the acceptance of drafts by position.
+    ///
+    /// # Errors
+    /// The rates cannot be shares of the same drafts.
+    pub fn set_acceptance(&mut self, acceptance: &[f64]) -> Result<(), LabError> {
+        let set = self.sim.set_acceptance(acceptance);
+        set.map_err(|reason| LabError::Acceptance { backend: self.backend.clone(), reason })
+    }
+
     /// The name or the path of the GPU, if the engine was made from flags.
     pub fn gpu(&self) -> Option<&str> {
         self.recipe.as_ref().map(|recipe| recipe.gpu.as_str())
@@ -296,7 +314,7 @@ impl EngineSetup {
         let mut flags = flags.clone();
         write::write(flag.name(), &flag.written::<Infallible>(value), &mut flags);
         let made = Self::vllm(&self.backend, gpu, host.as_deref(), model, &flags)?;
-        Ok(Self { changes: self.changes.clone(), ..made })
+        Ok(Self { changes: self.changes.clone(), ..made.with_acceptance_of(self) })
     }
 
     /// Values of the flags that the tuner may change, with defaults.

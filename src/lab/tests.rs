@@ -14,6 +14,7 @@ mod engine_tuner;
 mod plans;
 mod records;
 mod scenarios;
+mod speculation;
 mod tuner;
 
 use std::path::Path;
@@ -366,5 +367,5 @@ fn an_engine_runs_on_the_host_that_the_file_names() {
     std::fs::write(folder.path().join("h.toml"), table).unwrap();
     assert_eq!(quiet, profile("host = \"h.toml\"", folder.path()).unwrap());
     let unknown = profile("host = \"mainframe\"", Path::new("/")).unwrap_err().to_string();
-    assert!(unknown.contains("unknown host 'mainframe'; built in: busy, pair, quiet"), "{unknown}");
+    assert!(unknown.contains("unknown host 'mainframe'; built in: busy, pair, quiet, trio"), "{unknown}");
 }

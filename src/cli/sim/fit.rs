@@ -133,6 +133,13 @@ fn measured(args: &FitArgs, url: &str) -> anyhow::Result<Vec<Row>> {
         ..Server::default()
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // Before the loads, whose random tokens repeat nothing.
+    if let Some(acceptance) = runtime.block_on(fit_server::acceptance(url)) {
+        println!(
+            "the server verifies drafts, and the fit assumes that it does not: fit a server without them.\n\
+             For [[engine]] of a lab or tune file, from all requests since its start:\n{acceptance}\n"
+        );
+    }
     runtime.block_on(fit_server::measure(url, args.served_model_name.as_deref(), server))
 }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use sluice_bench::{Api, Arrival, Class, Extent, Length, LoadClient, Metrics, Progress, RunPlan, Workload};
+use sluice_core::vllm::metrics::{MAX_PAGE, MetricsSnapshot};
 use sluice_sim::calibrate::Row;
 use sluice_sim::calibrate::rows::{Load, Server};
 
@@ -48,6 +49,13 @@ pub(super) fn rows(server: Server) -> Vec<Row> {
         server,
         adapters: 0,
         half_base: false,
+        drafts: 0,
+        accepted: Vec::new(),
+        proposed: 1.0,
+        draft_tokens: None,
+        is_greedy: false,
+        masked: false,
+        cpu: 1.0,
         measured: [None; 4],
     };
     LOADS.iter().map(row).collect()
@@ -84,6 +92,17 @@ async fn served(client: &LoadClient) -> Option<String> {
     Some(list.get("data")?.get(0)?.get("id")?.as_str()?.to_owned())
 }
 
+/// The acceptance of drafts that the server has counted since its start, as a line of a lab or
+/// tune file; `None` without enough drafts.
+pub(super) async fn acceptance(url: &str) -> Option<String> {
+    let client = LoadClient::new(&[url.to_owned()], Api::Completions, LIMIT).ok()?;
+    let (_, page) = client.get_each("/metrics", MAX_PAGE, LIMIT).await.pop()?.ok()?;
+    let drafts = MetricsSnapshot::parse(&String::from_utf8_lossy(&page)).drafts;
+    let rates: Vec<String> = drafts.acceptance()?.iter().map(|rate| format!("{rate:.3}")).collect();
+    let (number, mean) = (drafts.drafts, drafts.tokens / drafts.drafts);
+    Some(format!("acceptance = [{}]  # of {number} drafts with {mean:.2} tokens each", rates.join(", ")))
+}
+
 /// One run: requests per second, then median TTFT, mean TPOT and mean E2EL in milliseconds.
 async fn run(client: &Arc<LoadClient>, model: &str, row: &Row, seed: u64) -> anyhow::Result<[f64; 4]> {
     let Load::Closed { streams, requests } = row.load else { bail!("{}: not a closed loop", row.name) };
@@ -109,6 +128,7 @@ async fn run(client: &Arc<LoadClient>, model: &str, row: &Row, seed: u64) -> any
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sluice_core::vllm::args::ServeArgs;
     use sluice_sim::calibrate::search::HOST;
     use sluice_sim::calibrate::{FitSettings, Spread, play};
     use sluice_sim::{Constants, Gpu, Layout, Model, Profile, SimConfig};
@@ -142,6 +162,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_acceptance_of_drafts_is_read_from_a_server() {
+        let flags = ["m", "--spec-method", "ngram", "--spec-tokens", "2"];
+        let profile = Profile::named("h200-llama-8b").unwrap();
+        let mut config = SimConfig::from_args(&ServeArgs::parse(&flags).unwrap(), profile).unwrap();
+        config.set_acceptance(&[1.0, 0.0]).unwrap();
+        config.speed = 50.0;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let handle = sluice_sim::spawn(config, listener).unwrap();
+        let url = format!("http://{}", handle.addr());
+        let client = Arc::new(LoadClient::new(std::slice::from_ref(&url), Api::Completions, LIMIT).unwrap());
+        let row = Row {
+            prompt: 16,
+            output: 200,
+            load: Load::Closed { streams: 4, requests: 4 },
+            ..rows(Server::default()).remove(0)
+        };
+        run(&client, "m", &row, 1).await.unwrap();
+        let shown = acceptance(&url).await.unwrap();
+        assert!(
+            shown.starts_with("acceptance = [1.000]  # of ") && shown.ends_with("with 2.00 tokens each"),
+            "{shown}"
+        );
+    }
+
+    #[tokio::test]
     async fn every_load_is_measured_on_a_server() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         // So fast that the test takes a second; a test on virtual time judges the measurements.
@@ -153,6 +198,7 @@ mod tests {
             // On a busy machine the tokens of a short response may arrive together: a TPOT of 0.
             assert!(rate > 0.0 && ttft > 0.0 && tpot >= 0.0 && e2el > 0.0, "{row:?}");
         }
+        assert_eq!(acceptance(&format!("http://{}", handle.addr())).await, None, "it verifies no drafts");
         let refused = measure("http://127.0.0.1:1", None, Server::default()).await.unwrap_err();
         assert!(format!("{refused:#}").contains("names no model"), "{refused:#}");
     }

@@ -39,6 +39,7 @@ pub(super) struct SimFlags {
     pub(super) device: Option<PathBuf>,
     pub(super) orphan: Duration,
     pub(super) wake: Duration,
+    pub(super) acceptance: Vec<f64>,
     pub(super) fault: Option<Fault>,
     pub(super) engine: EngineKind,
 }
@@ -56,6 +57,7 @@ impl Default for SimFlags {
             device: None,
             orphan: Duration::from_secs(300),
             wake: Duration::ZERO,
+            acceptance: Vec::new(),
             fault: None,
             engine: EngineKind::Vllm,
         }
@@ -135,6 +137,10 @@ pub(super) fn split(args: Vec<String>) -> anyhow::Result<(SimFlags, Vec<String>)
             "--sim-device" => flags.device = Some(value.clone().into()),
             "--sim-orphan" => flags.orphan = Duration::from_secs_f64(number(0.0)?),
             "--sim-wake" => flags.wake = Duration::from_secs_f64(number(0.0)?),
+            "--sim-acceptance" => {
+                let rates: Option<Vec<f64>> = value.split(',').map(|rate| rate.trim().parse().ok()).collect();
+                flags.acceptance = rates.ok_or_else(invalid)?;
+            }
             "--sim-fault" => flags.fault = Some(value.parse().map_err(|error| anyhow!("argument {name}: {error}"))?),
             _ => return Err(anyhow!("unrecognized arguments: {name}")),
         }
@@ -186,6 +192,6 @@ mod tests {
         };
         assert!(launch(Some("quiet")).unwrap() < 0.6 * launch(None).unwrap());
         let error = launch(Some("mainframe")).unwrap_err().to_string();
-        assert!(error.contains("--sim-host: unknown host 'mainframe'; built in: busy, pair, quiet"), "{error}");
+        assert!(error.contains("--sim-host: unknown host 'mainframe'; built in: busy, pair, quiet, trio"), "{error}");
     }
 }

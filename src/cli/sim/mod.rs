@@ -7,7 +7,7 @@
 //! | `--sim-engine NAME` | vllm | `vllm`, or `sglang`: flags, pages, errors and log of SGLang |
 //! | `--sim-gpu NAME` | h200 | a built-in GPU or a TOML file |
 //! | `--sim-model NAME` | by name, else llama-3.1-8b | a built-in model or a TOML file |
-//! | `--sim-host NAME` | busy | `busy`, `pair`, `quiet` or a TOML file of `sluice sim fit` |
+//! | `--sim-host NAME` | busy | `busy`, `pair`, `quiet`, `trio`, or a file of `sluice sim fit` |
 //! | `--sim-vllm-version X.Y` | 0.32.0 | version of flags and metrics |
 //! | `--sim-speed X` | 1 | simulated seconds per real second |
 //! | `--sim-seed N` | 0 | output lengths, words, jitter |
@@ -15,6 +15,7 @@
 //! | `--sim-device FILE` | none | the GPU; the process that holds the lock uses the memory |
 //! | `--sim-orphan SECONDS` | 300 | the engine's process outlives a killed parent this long |
 //! | `--sim-wake SECONDS` | 0 | real time to fall asleep or to wake (`/sleep`, `/wake_up`) |
+//! | `--sim-acceptance A,B..` | 0.7 a position | share of drafts accepted up to each position |
 //! | `--sim-fault SPEC` | none | a fault from the start, as in `POST /sim/fault` |
 //!
 //! A model that is a folder is read directly; `real` start-up runs by the simulated clock. Exit
@@ -68,6 +69,8 @@ usage: sluice sim MODEL [flags of vllm serve] [--sim-*]
   --sim-device FILE       the GPU: a second engine on it finds it taken
   --sim-orphan SECONDS    how long the engine's process outlives a killed parent (default 300)
   --sim-wake SECONDS      real time to fall asleep or to wake: POST /sleep, /wake_up (default 0)
+  --sim-acceptance A,B..  share of drafts accepted up to each position, with --speculative-config
+                          (default: 0.7 for each after the one before it, a guess)
   --sim-fault SPEC        hang, die, stall=MS, reset-midstream[=TOKENS], garbage, oom[=SEQUENCES],
                           slow-start[=SECONDS]; also later: POST /sim/fault
 ";
@@ -134,7 +137,13 @@ pub fn run(args: Vec<String>) -> ExitCode {
             let nearest = SimConfig::sketch(&args, profile);
             start::run(settled(nearest), &args, &flags, Some(refusal))
         }
-        Ok(config) => {
+        Ok(mut config) => {
+            if let Err(why) = config.set_acceptance(&flags.acceptance) {
+                return usage("vllm serve", &format!("argument --sim-acceptance: {why}"));
+            }
+            if config.acceptance_is_assumed() {
+                eprintln!("the acceptance of drafts is a guess, 0.7 a position: measure it and give --sim-acceptance");
+            }
             let idle = without_effect(&args, flags.version);
             if !idle.is_empty() {
                 eprintln!("accepted without effect on the simulation: --{}", idle.join(" --"));

@@ -292,6 +292,9 @@ mod tests {
             names.push(path.file_name().unwrap().to_string_lossy().into_owned());
         }
         names.sort();
-        assert_eq!(names, ["auto_tune.toml", "hand.toml", "lora.toml", "memory.toml", "scheduling.toml"]);
+        assert_eq!(
+            names,
+            ["auto_tune.toml", "hand.toml", "lora.toml", "memory.toml", "scheduling.toml", "speculation.toml"]
+        );
     }
 }

@@ -7,6 +7,7 @@
 //! Lines that cannot be parsed are skipped. [`MetricsSnapshot::samples`] counts the lines of vLLM
 //! that were read; 0 means that the page is not vLLM's. Bound: at most [`MAX_PAGE`] bytes are read.
 
+use super::drafts::DraftCounts;
 use super::kv_size::{KvDoubt, KvSize};
 
 /// Largest number of adapter names that are read from a page.
@@ -91,6 +92,8 @@ pub struct MetricsSnapshot {
     pub ttft: (f64, f64),
     /// Inter-token latency: number of gaps and their sum, seconds.
     pub itl: (f64, f64),
+    /// Speculative decoding.
+    pub drafts: DraftCounts,
     /// Value of `num_gpu_blocks`, if the page shows it.
     pub gpu_blocks: Option<u64>,
     /// Tokens that the prefix cache of one engine holds in GPU memory, if the page shows it: the
@@ -206,6 +209,9 @@ impl MetricsSnapshot {
             "time_to_first_token_seconds_sum" => self.ttft.1 += value,
             "inter_token_latency_seconds_count" => self.itl.0 += value,
             "inter_token_latency_seconds_sum" => self.itl.1 += value,
+            "spec_decode_num_drafts_total" => self.drafts.drafts += value,
+            "spec_decode_num_draft_tokens_total" => self.drafts.tokens += value,
+            "spec_decode_num_accepted_tokens_per_pos_total" => self.drafts.add(label(labels, "position"), value),
             "request_success_total" => {
                 let slot = match label(labels, "finished_reason") {
                     Some("stop") => &mut self.success.stop,

@@ -11,5 +11,6 @@ pub mod args;
 pub mod secrets;
 pub mod failure;
 pub mod logs;
+pub mod drafts;
 pub mod kv_size;
 pub mod metrics;

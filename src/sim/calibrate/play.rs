@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::rows::{BesideLoad, Load, Row};
-use crate::engine::{Engine, EngineConfig, Request};
+use crate::engine::{Drafter, Engine, EngineConfig, Request, Speculation};
+use crate::machine::Graphs;
 use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
 use sluice_core::base::Rng;
@@ -67,11 +68,15 @@ pub(super) struct Arrival {
 
 #[cfg(test)]
 pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &[Arrival]) -> Vec<Life> {
-    let load = Load::Closed { streams: 1, requests: 1 };
-    let (name, measured) = (String::new(), [None; 4]);
-    let row = Row { name, prompt: 1, output: 1, load, server, adapters: 0, half_base: false, measured };
-    let mut player =
-        Player { server: virtual_server(profile, &row, 0), row: &row, lives: Vec::new(), rng: Rng::new(0) };
+    let mut row = super::rows::parse("prompt,output,streams\n1,1,1").expect("a row").remove(0);
+    row.server = server;
+    replay_as(profile, &row, 0, arrivals)
+}
+
+/// As [`replay`], with the server, the drafts and the CPU of `row`.
+#[cfg(test)]
+pub(super) fn replay_as(profile: &Profile, row: &Row, draw: u64, arrivals: &[Arrival]) -> Vec<Life> {
+    let mut player = Player { server: virtual_server(profile, row, draw), row, lives: Vec::new(), rng: Rng::new(0) };
     let times = arrivals.iter().map(|arrival| Duration::from_secs_f64(arrival.at));
     player.run(times.zip(arrivals.iter().map(|arrival| Some((arrival.prompt, arrival.output)))).collect());
     player.lives
@@ -106,7 +111,7 @@ pub(super) fn lives(profile: &Profile, row: &Row, draw: u64) -> Vec<Life> {
 }
 
 fn virtual_server(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
-    let server = row.server;
+    let (profile, server) = (&profile.with_cpu_time(row.cpu), row.server);
     let config = EngineConfig {
         max_num_seqs: server.max_num_seqs,
         max_num_batched_tokens: server.max_num_batched_tokens,
@@ -116,10 +121,29 @@ fn virtual_server(profile: &Profile, row: &Row, draw: u64) -> VirtualServer {
         max_loras: server.max_loras,
         max_cpu_loras: server.max_cpu_loras,
         seed: 7 + draw,
+        // vLLM plans no step ahead while drafts are found on the CPU.
+        async_scheduling: row.drafts == 0,
+        speculation: speculation(row),
         ..EngineConfig::default()
     };
-    let cost = CostModel::new(profile, server.max_num_seqs, server.max_num_batched_tokens);
+    let (seqs, tokens, query) = (server.max_num_seqs, server.max_num_batched_tokens, 1 + row.drafts);
+    let graphs = Graphs::chosen(seqs.saturating_mul(query), tokens, None).with_query(query);
+    let cost = CostModel::new(profile, seqs, tokens).with_graphs(graphs).with_speculation(config.speculation.as_ref());
+    let cost = cost.with_masks(row.masked);
     VirtualServer::new(Engine::new(config, cost), FrontEnd::new(&profile.front_end))
+}
+
+pub(super) fn speculation(row: &Row) -> Option<Speculation> {
+    (row.drafts > 0).then(|| Speculation {
+        drafter: Drafter::Lookup,
+        tokens: row.drafts,
+        acceptance: row.accepted.first().cloned().unwrap_or_default(),
+        kinds: row.accepted.iter().skip(1).cloned().collect(),
+        proposed: row.proposed,
+        length: row.draft_tokens.unwrap_or(f64::from(row.drafts)),
+        is_greedy: row.is_greedy,
+        by_sequences: Vec::new(),
+    })
 }
 
 struct Player<'a> {
@@ -151,7 +175,7 @@ impl Player<'_> {
         let mut finished = 0;
         for token in end.emitted {
             let Some(life) = self.lives.get_mut(token.id as usize) else { continue };
-            life.tokens += 1;
+            life.tokens += token.tokens;
             if token.first {
                 life.first = end.ended.as_secs_f64();
             }

@@ -8,6 +8,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::engine::MAX_DRAFTS;
+
 /// Columns that hold results, in the order of [`Row::measured`].
 pub const MEASURED: [&str; 4] = ["req_per_s", "ttft_p50", "tpot_mean", "e2el_mean"];
 
@@ -29,6 +31,16 @@ const COLUMNS: &[(&str, &str)] = &[
     ("max_cpu_loras", "the server's flag (default: as max_loras)"),
     ("adapters", "distinct adapters that the requests name in turn (default: 0, the base model)"),
     ("base_share", "with adapters: the share of requests that name the base model, 0 (default) or 0.5"),
+    ("drafts", "speculative decoding with n-grams: the most drafts of a sequence (default: 0, none)"),
+    (
+        "accepted",
+        "with drafts: share of drafts accepted up to each position, as 0.5;0.25; of kinds of texts in turn: 0.5;0.25|1;1",
+    ),
+    ("proposed", "with drafts: share of decodes that got a draft (default: 1)"),
+    ("draft_tokens", "with drafts: mean tokens of a draft (default: as drafts)"),
+    ("greedy", "1: the requests have temperature 0; matters with drafts (default: 0)"),
+    ("masked", "1: the requests have allowed_token_ids (default: 0)"),
+    ("cpu", "time that the CPU took during the run, as a multiple of the host's constants (default: 1)"),
     ("req_per_s", "measured: requests over the time from the first request to the last token"),
     ("ttft_p50", "measured: median time to the first token, ms"),
     ("tpot_mean", "measured: mean over requests of (E2EL - TTFT) / (output - 1), ms"),
@@ -140,6 +152,20 @@ pub struct Row {
     pub adapters: u32,
     /// With adapters: whether every other request names the base model.
     pub half_base: bool,
+    /// The most drafts of a sequence; 0 without speculative decoding.
+    pub drafts: u32,
+    /// Share of drafts accepted up to each position, for each kind of text.
+    pub accepted: Vec<Vec<f64>>,
+    /// Share of decodes that got a draft.
+    pub proposed: f64,
+    /// Mean tokens of a draft.
+    pub draft_tokens: Option<f64>,
+    /// Whether the requests have temperature 0.
+    pub is_greedy: bool,
+    /// Whether the requests have `allowed_token_ids`.
+    pub masked: bool,
+    /// Time that the CPU took, as a multiple of the host's constants.
+    pub cpu: f64,
     /// The columns of [`MEASURED`]: requests per second, then milliseconds; `None` if not measured.
     pub measured: [Option<f64>; 4],
 }
@@ -218,6 +244,13 @@ impl Line<'_> {
         }
     }
 
+    fn rates(&self, column: &'static str) -> Result<Vec<Vec<f64>>, RowError> {
+        let Some(text) = self.fields.get(column) else { return Ok(Vec::new()) };
+        let rate = |text: &str| text.parse().ok().filter(|rate| (0.0..=1.0).contains(rate));
+        let rates: Option<Vec<Vec<f64>>> = text.split('|').map(|kind| kind.split(';').map(rate).collect()).collect();
+        rates.map_or_else(|| self.wrong(column, format!("'{text}' is not a list of shares such as 0.5;0.25")), Ok)
+    }
+
     fn row(&self) -> Result<Row, RowError> {
         let max_loras = self.whole("max_loras", 0, Some(0))?;
         let server = Server {
@@ -251,6 +284,13 @@ impl Line<'_> {
             server,
             adapters,
             half_base: base_share > 0.0,
+            drafts: self.whole("drafts", 0, Some(0))?.min(MAX_DRAFTS),
+            accepted: self.rates("accepted")?,
+            proposed: self.number("proposed", 0.0, 1.0)?.unwrap_or(1.0),
+            draft_tokens: self.number("draft_tokens", 0.5, f64::from(MAX_DRAFTS))?,
+            is_greedy: self.whole("greedy", 0, Some(0))? > 0,
+            masked: self.whole("masked", 0, Some(0))? > 0,
+            cpu: self.number("cpu", 0.1, 10.0)?.unwrap_or(1.0),
             measured,
         })
     }
@@ -342,6 +382,8 @@ mod tests {
             ("prompt,output\n1,2", "either streams or rate"),
             ("prompt,output,rate\n1,2,3", "seconds: is missing"),
             ("prompt,output,streams,adapters\n1,2,3,1", "needs max_loras"),
+            ("prompt,output,streams,drafts,accepted\n1,2,3,2,0.5;x", "accepted: '0.5;x'"),
+            ("prompt,output,streams,cpu\n1,2,3,0", "cpu: '0' is not a number between"),
             ("prompt,output,streams,tpot_mean\n1,2,3,-1", "tpot_mean: '-1'"),
             ("prompt,output,rate,seconds\n1,2,1000,1000", "more than 100000 requests"),
         ] {

@@ -7,6 +7,7 @@
 mod arrangements;
 mod grid;
 mod mixed;
+mod speculation;
 
 use super::play::{Arrival, Life, mean, quantile, replay};
 use super::rows::{Load, Server};

@@ -11,8 +11,8 @@
 //!
 //! Pure: no clock, no I/O. The caller bounds the number of requests; every admitted request ends
 //! exactly once. The rules follow vLLM 0.33 and are checked against recordings of its scheduler
-//! (`tests/traces.rs`). Not simulated: speculative decoding, encoders, KV transfer, sliding
-//! windows.
+//! (`tests/traces.rs`). Speculative decoding is in [`speculation`]. Not simulated: encoders, KV
+//! transfer, sliding windows.
 
 mod adapters;
 mod blocks;
@@ -22,6 +22,7 @@ mod outcome;
 mod request;
 mod schedule;
 mod sequence;
+mod speculation;
 mod step;
 mod step_plan;
 #[cfg(test)]
@@ -33,4 +34,5 @@ pub use content::Content;
 pub use id::SequenceId;
 pub use outcome::{Admitted, Emitted, PrefixStats, StepOutcome};
 pub use request::{EngineConfig, EngineError, Pause, Policy, Request};
+pub use speculation::{DraftStats, Drafter, MAX_DRAFTS, Speculation};
 pub use step::Engine;

@@ -9,14 +9,16 @@ use super::adapters::AdapterLoads;
 use super::id::SequenceId;
 use crate::machine::StepLoad;
 
-/// A token that a step produced.
+/// The tokens that a step produced for a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emitted {
     /// The sequence.
     pub id: SequenceId,
-    /// Whether it is the sequence's first token.
+    /// Their number: 1, and one for each accepted draft.
+    pub tokens: u32,
+    /// Whether the sequence's first token is among them.
     pub first: bool,
-    /// Whether it is the sequence's last token.
+    /// Whether the sequence's last token is among them.
     pub last: bool,
 }
 
@@ -46,7 +48,7 @@ pub struct StepOutcome {
     pub exposed: Duration,
     /// The computed load.
     pub load: StepLoad,
-    /// Sampled tokens, in the order of the running list.
+    /// Sequences that sampled tokens, in the order of the running list.
     pub emitted: Vec<Emitted>,
     /// Sequences admitted from the queue, in order. Some may have been aborted since the plan was
     /// made.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::content::Content;
 use super::id::SequenceId;
+use super::speculation::Speculation;
 
 /// Order of admission: `--scheduling-policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub struct EngineConfig {
     pub max_cpu_loras: u32,
     /// Plan one step ahead.
     pub async_scheduling: bool,
+    /// Speculative decoding.
+    pub speculation: Option<Speculation>,
     /// Seed of the step jitter.
     pub seed: u64,
 }
@@ -79,6 +82,7 @@ impl Default for EngineConfig {
             max_loras: 0,
             max_cpu_loras: 0,
             async_scheduling: true,
+            speculation: None,
             seed: 0,
         }
     }

@@ -13,6 +13,9 @@
 //! admission leaves requests waiting for room. vLLM has the rule without data parallelism since
 //! 0.33.
 //!
+//! With speculative decoding a running sequence also advances by its drafts, and reserves the
+//! slots that the drafter needs.
+//!
 //! A running long prompt takes the budget before later short ones. The gateway works against this
 //! head-of-line blocking, so the order must match vLLM's.
 
@@ -21,6 +24,7 @@ use super::content::Chain;
 use super::outcome::Admitted;
 use super::request::{Pause, Policy};
 use super::sequence::{Ending, Place, Rank, Slot};
+use super::speculation::Speculation;
 use super::step::Engine;
 use super::step_plan::StepPlan;
 
@@ -82,6 +86,7 @@ impl Engine {
 
     fn schedule_running(&mut self, plan: &mut StepPlan, limits: &mut Limits) {
         let mut at = 0;
+        let lookahead = self.lookahead();
         'sequences: while at < self.running.len() && limits.budget > 0 {
             let slot = self.running[at];
             let sequence = &self.sequences[slot as usize];
@@ -89,9 +94,10 @@ impl Engine {
                 at += 1;
                 continue;
             }
-            let chunk = (sequence.tokens() - sequence.computed).min(limits.cap).min(limits.budget);
+            let wanted = sequence.tokens() + sequence.drafts - sequence.computed;
+            let chunk = wanted.min(limits.cap).min(limits.budget);
             let end = sequence.computed + chunk;
-            let missing = Blocks::needed(end).saturating_sub(sequence.blocks.len() as u32);
+            let missing = Blocks::needed(end + lookahead).saturating_sub(sequence.blocks.len() as u32);
             while self.blocks.free() < missing {
                 plan.preempted += 1;
                 let victim = self.victim();
@@ -144,7 +150,7 @@ impl Engine {
         let sequence = &mut self.sequences[slot as usize];
         self.blocks.release(&mut sequence.blocks);
         (sequence.chunk, sequence.chain) = (0, sequence.root());
-        (sequence.sampled, sequence.preempted) = (false, true);
+        (sequence.sampled, sequence.preempted, sequence.drafts) = (false, true, 0);
         if sequence.ending.is_some() {
             self.ending -= 1;
             self.vacate(slot);
@@ -194,8 +200,9 @@ impl Engine {
             return None;
         }
         let chunk = chunk.min(limits.budget);
-        let new = Blocks::needed(cached + chunk) - hits;
-        let reserved = if self.config.scheduler_reserve_full_isl { Blocks::needed(tokens) - hits } else { new };
+        let new = Blocks::needed(cached + chunk + self.lookahead()) - hits;
+        let whole = Blocks::needed(tokens + self.lookahead()) - hits;
+        let reserved = if self.config.scheduler_reserve_full_isl { whole } else { new };
         if reserved.saturating_add(found.ownerless).saturating_add(self.watermark_blocks()) > self.blocks.free() {
             return None;
         }
@@ -217,6 +224,11 @@ impl Engine {
         // The last token alone is a decode.
         limits.prefills |= cached < tokens - 1;
         Some(admitted)
+    }
+
+    /// Slots of the KV cache that the drafter needs beyond the scheduled tokens.
+    fn lookahead(&self) -> u32 {
+        self.config.speculation.as_ref().map_or(0, Speculation::lookahead)
     }
 
     fn watermark_blocks(&self) -> u32 {

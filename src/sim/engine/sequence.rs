@@ -57,6 +57,8 @@ pub(super) struct Sequence {
     pub(super) computed: u32,
     pub(super) generated: u32,
     pub(super) chunk: u32,
+    /// Drafts that the next step verifies.
+    pub(super) drafts: u32,
     /// Whether it has sampled no token since it was admitted.
     pub(super) prefilling: bool,
     /// Whether it sampled a token in the previous step, unknown to asynchronous scheduling.
@@ -72,6 +74,11 @@ impl Sequence {
     /// Tokens that exist: prompt and generated.
     pub(super) fn tokens(&self) -> u32 {
         self.request.prompt_tokens + self.generated
+    }
+
+    /// Drafts among the next `chunk` tokens: all beyond the tokens that exist.
+    pub(super) fn drafts_in(&self, chunk: u32) -> u32 {
+        (self.computed + chunk).saturating_sub(self.tokens())
     }
 
     /// The chain with the next block, and the hash of that block.

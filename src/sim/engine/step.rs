@@ -13,9 +13,13 @@ use super::id::{IdHasher, SequenceId};
 use super::outcome::{Emitted, PrefixStats, StepOutcome};
 use super::request::{EngineConfig, EngineError, Pause, Request};
 use super::sequence::{Ending, Place, Queue, Sequence, Slot};
+use super::speculation::{DraftStats, Speculation};
 use super::step_plan::StepPlan;
 use crate::machine::{CostModel, StepLoad};
 use sluice_core::base::Rng;
+
+/// Distance of the seed of accepted drafts from the seed of the jitter.
+const ACCEPTANCE: u64 = 0x6472_6166;
 
 /// vLLM's engine core on virtual time: the sequences, their KV blocks, and the step loop.
 #[derive(Debug)]
@@ -39,11 +43,16 @@ pub struct Engine {
     pub(super) deferred: usize,
     pub(super) adapters: Adapters,
     pub(super) prefix: PrefixStats,
+    pub(super) drafts: DraftStats,
+    /// Draws the accepted drafts, apart from the jitter.
+    pub(super) acceptance: Rng,
     pub(super) pause: Pause,
     /// Steps since the last one that carried prefill, and whether the last admission left requests
     /// in the queue for lack of room.
     pub(super) since_prefill: u32,
     pub(super) admission_was_short: bool,
+    /// Sequences of the last step.
+    pub(super) last_sequences: u32,
     /// For tests: free blocks when the step was planned, and the tokens by which each sequence
     /// advanced.
     #[cfg(test)]
@@ -58,6 +67,8 @@ impl Engine {
             blocks: Blocks::new(config.num_blocks),
             waiting: Queue::new(config.policy),
             adapters: Adapters::new(config.max_loras, config.max_cpu_loras),
+            drafts: DraftStats::new(config.speculation.as_ref()),
+            acceptance: Rng::new(config.seed.wrapping_add(ACCEPTANCE)),
             config,
             cost,
             sequences: Vec::new(),
@@ -73,6 +84,7 @@ impl Engine {
             pause: Pause::No,
             since_prefill: u32::MAX,
             admission_was_short: false,
+            last_sequences: 0,
             #[cfg(test)]
             observed: Default::default(),
         }
@@ -98,7 +110,8 @@ impl Engine {
     pub fn add(&mut self, request: Request) -> Result<(), EngineError> {
         let (prompt, output) = (request.prompt_tokens.max(1), request.output_tokens.max(1));
         // The last sampled token is never written to the cache.
-        let needed = Blocks::needed(prompt.saturating_add(output - 1));
+        let reach = self.config.speculation.as_ref().map_or(0, |own| own.tokens + own.lookahead());
+        let needed = Blocks::needed(prompt.saturating_add(output - 1).saturating_add(reach));
         if needed > self.blocks.usable() {
             return Err(EngineError::NeverFits { needed, usable: self.blocks.usable() });
         }
@@ -166,6 +179,9 @@ impl Engine {
         let adapter_loads = self.prepare_adapters();
         let (mut load, emitted) = self.advance();
         (load.adapter_activations, load.adapter_loads) = (adapter_loads.to_gpu, adapter_loads.from_disk);
+        load.admitted = plan.admitted.len() as u32;
+        load.is_changed = load.admitted > 0 || load.sequences != self.last_sequences;
+        self.last_sequences = load.sequences;
         let (gpu, preparation, launch) = self.jittered(&load);
         let exposed = self.cost.exposed(&load);
         let StepPlan { admitted, preempted, .. } = plan;
@@ -241,7 +257,11 @@ impl Engine {
         let sequence = &mut self.sequences[slot as usize];
         let chunk = std::mem::take(&mut sequence.chunk);
         if chunk > 0 {
-            load.add(sequence.computed, chunk, sequence.request.adapter.is_some());
+            let (computed, adapter) = (sequence.computed, sequence.request.adapter.is_some());
+            match sequence.drafts_in(chunk) {
+                0 => load.add(computed, chunk, adapter),
+                drafts => load.verify(computed, drafts, adapter),
+            }
             #[cfg(test)]
             self.observed.1.push((sequence.request.id, chunk));
         }
@@ -254,8 +274,9 @@ impl Engine {
         }
     }
 
-    /// Carries out the plan: computes the scheduled tokens, samples one token for each sequence
-    /// that caught up, and removes the sequences that had ended before the step.
+    /// Carries out the plan: computes the scheduled tokens, samples a token for each sequence that
+    /// caught up and one for each of its accepted drafts, and removes the sequences that had ended
+    /// before the step.
     fn advance(&mut self) -> (StepLoad, Vec<Emitted>) {
         let mut load = StepLoad::default();
         self.remove_aborted(&mut load);
@@ -263,8 +284,10 @@ impl Engine {
         let mut kept = 0;
         for at in 0..self.running.len() {
             let slot = self.running[at];
+            let drafted = self.sequences[slot as usize].drafts_in(self.sequences[slot as usize].chunk);
             let chunk = self.compute(slot, &mut load);
             let sequence = &mut self.sequences[slot as usize];
+            sequence.drafts = 0;
             if sequence.place.is_none() {
                 continue;
             }
@@ -276,10 +299,21 @@ impl Engine {
             sequence.sampled = chunk > 0 && sequence.computed >= sequence.tokens();
             if sequence.sampled {
                 sequence.prefilling = false;
-                sequence.generated += 1;
                 let Request { id, output_tokens, stops, .. } = sequence.request;
+                let accepted = match &self.config.speculation {
+                    Some(speculation) if drafted > 0 => {
+                        let accepted = speculation.accept(id, drafted, &mut self.acceptance);
+                        self.drafts.add(drafted, accepted);
+                        accepted
+                    }
+                    _ => 0,
+                };
+                let (first, tokens) = (sequence.generated == 0, (1 + accepted).min(output_tokens - sequence.generated));
+                sequence.generated += tokens;
+                // The last sampled token is not computed yet, and neither are rejected drafts.
+                sequence.computed = sequence.tokens() - 1;
                 let last = sequence.generated >= output_tokens;
-                emitted.push(Emitted { id, first: sequence.generated == 1, last });
+                emitted.push(Emitted { id, tokens, first, last });
                 if last {
                     sequence.ending = Some(if stops { Ending::Stopped } else { Ending::AtLimit });
                     self.slots.remove(&id);
@@ -290,7 +324,33 @@ impl Engine {
             kept += 1;
         }
         self.running.truncate(kept);
+        if let Some(speculation) = &self.config.speculation {
+            let (running, sequences) = (&self.running, &mut self.sequences);
+            Self::propose(speculation, running, sequences, &mut self.acceptance, &mut load);
+        }
         (load, emitted)
+    }
+
+    /// Gives drafts to the sequences that sampled a token in this step.
+    fn propose(
+        speculation: &Speculation,
+        running: &[Slot],
+        sequences: &mut [Sequence],
+        rng: &mut Rng,
+        load: &mut StepLoad,
+    ) {
+        let scheduled = load.sequences;
+        load.drafting = speculation.most(scheduled);
+        if load.drafting == 0 {
+            return;
+        }
+        for slot in running {
+            let sequence = &mut sequences[*slot as usize];
+            if sequence.sampled && sequence.ending.is_none() {
+                sequence.drafts = speculation.propose(scheduled, rng);
+                load.proposed += 1;
+            }
+        }
     }
 
     fn remove_ended(&mut self) {
@@ -379,6 +439,11 @@ impl Engine {
     /// The block pool, for gauges and tests.
     pub fn blocks(&self) -> &Blocks {
         &self.blocks
+    }
+
+    /// Counters of speculative decoding.
+    pub fn drafts(&self) -> &DraftStats {
+        &self.drafts
     }
 
     /// Counters of the prefix cache.

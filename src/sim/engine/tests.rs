@@ -11,6 +11,7 @@ use crate::machine::{CostModel, Profile};
 
 mod cache;
 mod properties;
+mod speculation;
 mod traces;
 
 fn engine(change: impl FnOnce(&mut EngineConfig)) -> Engine {

@@ -14,6 +14,7 @@ use crate::{Fault, Handle, Profile, SimConfig, Snapshot, spawn};
 use sluice_core::vllm::metrics;
 
 mod shapes;
+mod speculation;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

@@ -21,6 +21,7 @@ const HOSTS: &[(&str, &str)] = &[
     ("busy", include_str!("host/busy.toml")),
     ("pair", include_str!("host/pair.toml")),
     ("quiet", include_str!("host/quiet.toml")),
+    ("trio", include_str!("host/trio.toml")),
 ];
 const HOST: &str = "busy";
 
@@ -100,6 +101,33 @@ fn text_token_us() -> f64 {
     1.3
 }
 
+/// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`), and
+/// what a change of the batch costs to the total time of the same runs. The CPU's part is a share
+/// of `step_us`, because the same process runs the same kind of code.
+fn draft_us() -> f64 {
+    6.9
+}
+
+fn verify_share() -> f64 {
+    0.72
+}
+
+fn greedy_verify_share() -> f64 {
+    0.5
+}
+
+fn draft_sequence_share() -> f64 {
+    0.015
+}
+
+fn admit_share() -> f64 {
+    1.07
+}
+
+fn unpinned_gb_per_s() -> f64 {
+    1.4
+}
+
 /// Rows of a tile. A row is a token in linear layers, and a token of one query head in attention.
 pub(super) const TILE: f64 = 128.0;
 
@@ -123,6 +151,9 @@ pub struct StepConstants {
     pub adapter_read_gb_per_s: f64,
     /// Rate at which an adapter is copied from host memory into a GPU slot, 10^9 bytes per second.
     pub adapter_copy_gb_per_s: f64,
+    /// Per draft that is verified, besides its token: its row of the vocabulary in the sampler.
+    #[serde(default = "draft_us")]
+    pub draft_us: f64,
     /// Standard deviation of the logarithm of a step's GPU time.
     pub jitter: f64,
 }
@@ -146,6 +177,24 @@ pub struct HostConstants {
     /// starts.
     #[serde(default)]
     pub prompt_step_us: f64,
+    /// Added to a step that verifies drafts: indices and the kernels of the rejection sampler, as
+    /// a share of `step_us`.
+    #[serde(default = "verify_share")]
+    pub verify_share: f64,
+    /// As `verify_share`, where all requests have temperature 0.
+    #[serde(default = "greedy_verify_share")]
+    pub greedy_verify_share: f64,
+    /// Per sequence whose drafts are looked up on the CPU, as a share of `step_us`.
+    #[serde(default = "draft_sequence_share")]
+    pub draft_sequence_share: f64,
+    /// Per sequence that joins the batch of an engine that looks up drafts, as a share of
+    /// `step_us`. Engines that plan ahead were fitted without it.
+    #[serde(default = "admit_share")]
+    pub admit_share: f64,
+    /// Rate at which the masks of `allowed_token_ids` are copied, 10^9 bytes per second: whenever
+    /// the batch changes, for all its sequences, from memory that is not pinned.
+    #[serde(default = "unpinned_gb_per_s")]
+    pub unpinned_gb_per_s: f64,
     /// Share of the launch cost that remains with piecewise graphs, which cover everything except
     /// the attention.
     pub piecewise_share: f64,
@@ -218,8 +267,9 @@ impl Constants {
             return Err(ProfileError::Wrong { what: "constants", name: name.to_owned(), error });
         }
         let StepConstants { adapter_read_gb_per_s, adapter_copy_gb_per_s, .. } = constants.step;
-        if !(adapter_read_gb_per_s > 0.0 && adapter_copy_gb_per_s > 0.0) {
-            let error = "rates of adapters must be above 0".to_owned();
+        let copies = [adapter_read_gb_per_s, adapter_copy_gb_per_s, constants.host.unpinned_gb_per_s];
+        if !copies.iter().all(|rate| *rate > 0.0) {
+            let error = "rates at which adapters and masks are read and copied must be above 0".to_owned();
             return Err(ProfileError::Wrong { what: "constants", name: name.to_owned(), error });
         }
         Ok(constants)

@@ -9,12 +9,15 @@
 //!      + KV bytes of decoding sequences / bandwidth
 //!      + attention FLOPs of prompt chunks / rate x (time of waves / time in proportion to tiles)
 //!      + layers x (gap + gap with a prompt + gap with an adapter + adapter x tokens)
-//!      + sequences x cost
+//!      + sequences x cost + verified drafts x cost
+//!      + drafts of a head x (a layer and the output head)
 //!      + all-reduces                              in a tensor-parallel group
 //!      + adapters read from disk and copied into a slot
 //!
-//! preparation = step + sequences x cost          scheduler, inputs, results
+//! preparation = step x (1 + verification of drafts + sequences x lookup + admitted x cost)
+//!      + sequences x cost                         scheduler, inputs, results
 //! exposed     = 0 without a prompt, otherwise a constant of the host
+//!      + masks of tokens copied                   where the batch changed
 //! launch      = layers x launch x (1 without a graph, a third with a piecewise graph,
 //!               0 with a full graph)
 //! ```
@@ -33,6 +36,7 @@ use std::time::Duration;
 use super::constants::TILE;
 use super::graphs::{Coverage, Graphs};
 use super::profile::{Profile, Rates, Shape};
+use crate::engine::{Drafter, Speculation};
 
 /// The work of one step. The engine fills it when it carries out the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -48,8 +52,18 @@ pub struct StepLoad {
     /// The longest context among these chunks, tokens. A chunk's context is the tokens before it
     /// and half of its own.
     pub longest_context: f64,
-    /// Sequences that advance by more than one token.
+    /// Sequences that advance by more than one token, drafts aside.
     pub prompts: u32,
+    /// Drafts that the step verifies.
+    pub verified: u32,
+    /// Sequences that get drafts after the step, and the most drafts of each.
+    pub proposed: u32,
+    /// See `proposed`.
+    pub drafting: u32,
+    /// Sequences that the step admits.
+    pub admitted: u32,
+    /// Whether other sequences are in the step than in the step before.
+    pub is_changed: bool,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
     /// Adapters that this step copies from host memory into a GPU slot.
@@ -74,6 +88,21 @@ impl StepLoad {
             self.longest_context = self.longest_context.max(context);
         }
     }
+
+    /// Adds a sequence with `computed` computed tokens that advances by a token and verifies
+    /// `drafts` drafts. All of them read the context once.
+    pub fn verify(&mut self, computed: u32, drafts: u32, adapter: bool) {
+        self.tokens += 1 + drafts;
+        self.sequences += 1;
+        self.verified += drafts;
+        self.adapter |= adapter;
+        self.context_read += u64::from(computed) + 1 + u64::from(drafts);
+    }
+
+    /// Whether all sequences advance by `query` tokens, drafts included.
+    fn is_uniform(&self, query: u32) -> bool {
+        self.prompts == 0 && self.verified == (query - 1) * self.sequences
+    }
 }
 
 const RANK: f64 = 16.0;
@@ -85,6 +114,11 @@ pub struct CostModel {
     rates: Rates,
     graphs: Graphs,
     adapter_bytes: f64,
+    /// Whether a head proposes drafts, and whether they are looked up on the CPU.
+    has_head: bool,
+    looks_up: bool,
+    is_greedy: bool,
+    masks: bool,
 }
 
 impl CostModel {
@@ -93,13 +127,28 @@ impl CostModel {
         let graphs = Graphs::chosen(max_num_seqs, max_num_batched_tokens, None);
         let (shape, rates) = (profile.shape.clone(), profile.cost.clone());
         let adapter_bytes = RANK * rates.adapter_bytes_per_rank;
-        Self { shape, rates, graphs, adapter_bytes }
+        Self { shape, rates, graphs, adapter_bytes, has_head: false, looks_up: false, is_greedy: false, masks: false }
     }
 
     /// Replaces the graphs.
     #[must_use]
     pub fn with_graphs(self, graphs: Graphs) -> Self {
         Self { graphs, ..self }
+    }
+
+    /// Sets who proposes drafts.
+    #[must_use]
+    pub fn with_speculation(self, speculation: Option<&Speculation>) -> Self {
+        let has_head = speculation.is_some_and(|own| own.drafter == Drafter::Model);
+        let looks_up = speculation.is_some_and(|own| own.drafter == Drafter::Lookup);
+        let is_greedy = speculation.is_some_and(|own| own.is_greedy);
+        Self { has_head, looks_up, is_greedy, ..self }
+    }
+
+    /// Sets whether requests have `allowed_token_ids`.
+    #[must_use]
+    pub fn with_masks(self, masks: bool) -> Self {
+        Self { masks, ..self }
     }
 
     /// Sets the rank of adapters.
@@ -122,20 +171,40 @@ impl CostModel {
     /// GPU time of a step.
     pub fn gpu(&self, load: &StepLoad) -> Duration {
         let step = &self.rates.step;
-        let (padded, layers) = (f64::from(self.padded(load).0), f64::from(self.shape.layers));
+        let (padded, coverage) = self.padded(load);
+        let (padded, layers) = (f64::from(padded), f64::from(self.shape.layers));
         let mut gap = step.layer_us;
-        if load.prompts > 0 {
+        // Decodes with unequal numbers of drafts replay piecewise graphs, as prompts do.
+        if load.prompts > 0 || coverage == Coverage::Piecewise {
             gap += step.prompt_layer_us;
         }
         if load.adapter {
             gap += step.lora_layer_us + step.lora_token_layer_us * f64::from(load.tokens);
         }
+        let sampler = f64::from(load.sequences) * step.sequence_us + f64::from(load.verified) * step.draft_us;
         let computed = self.linear(load, padded)
             + self.attention(load)
-            + (layers * gap + f64::from(load.sequences) * step.sequence_us) * 1e-6
+            + (layers * gap + sampler) * 1e-6
+            + self.heads(load)
             + self.rates.reduce_s_per_step
             + self.rates.reduce_s_per_token * padded;
         Duration::from_secs_f64(computed + self.adapter_seconds(load))
+    }
+
+    /// Seconds in which a head proposes drafts one after the other: a layer of the model and the
+    /// output head, whose weights are read each time. Not measured.
+    fn heads(&self, load: &StepLoad) -> f64 {
+        if load.proposed == 0 || !self.has_head {
+            return 0.0;
+        }
+        let layers = f64::from(self.shape.layers).max(1.0);
+        let bytes = (self.shape.weight_bytes - 2.0 * self.shape.head_parameters).max(0.0) / layers
+            + 2.0 * self.shape.head_parameters;
+        let flops = 2.0
+            * f64::from(load.proposed)
+            * (self.shape.linear_parameters / layers / self.rates.linear_flops_per_s
+                + self.shape.head_parameters / self.rates.head_flops_per_s);
+        f64::from(load.drafting) * ((bytes / self.rates.weights_per_s).max(flops) + self.rates.step.layer_us * 1e-6)
     }
 
     /// Time in which the adapters of `load` are read and copied while nothing else runs.
@@ -157,13 +226,31 @@ impl CostModel {
     /// CPU time before the first kernel of a step and after the last one.
     pub fn preparation(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
-        Duration::from_secs_f64((host.step_us + host.sequence_us * f64::from(load.sequences)) * 1e-6)
+        let mut steps = 1.0;
+        if load.verified > 0 {
+            steps += if self.is_greedy { host.greedy_verify_share } else { host.verify_share };
+        }
+        if self.looks_up {
+            steps += host.draft_sequence_share * f64::from(load.proposed);
+            steps += host.admit_share * f64::from(load.admitted);
+        }
+        Duration::from_secs_f64((host.step_us * steps + host.sequence_us * f64::from(load.sequences)) * 1e-6)
     }
 
-    /// The part of a step with a prompt that overlaps with neither CPU nor GPU work.
+    /// The part of a step that overlaps with neither CPU nor GPU work: with a prompt, and where
+    /// masks are copied. A copy from memory that is not pinned waits for the GPU, so the CPU is not
+    /// ahead in that step.
     pub fn exposed(&self, load: &StepLoad) -> Duration {
-        let exposed = if load.prompts > 0 { self.rates.host.prompt_step_us } else { 0.0 };
-        Duration::from_secs_f64(exposed * 1e-6)
+        let host = &self.rates.host;
+        let mut exposed = if load.prompts > 0 { host.prompt_step_us * 1e-6 } else { 0.0 };
+        if self.masks && load.is_changed {
+            let vocabulary = self.shape.head_parameters / f64::from(self.shape.hidden.max(1));
+            exposed += vocabulary * f64::from(load.sequences) / (host.unpinned_gb_per_s * 1e9);
+            if !self.looks_up {
+                exposed += self.preparation(load).as_secs_f64();
+            }
+        }
+        Duration::from_secs_f64(exposed)
     }
 
     /// CPU time to launch the kernels of a step.
@@ -189,7 +276,7 @@ impl CostModel {
 
     /// The number of tokens after padding, and the coverage of the graph.
     fn padded(&self, load: &StepLoad) -> (u32, Coverage) {
-        self.graphs.pad(load.tokens, load.prompts == 0)
+        self.graphs.pad(load.tokens, load.is_uniform(self.graphs.query()))
     }
 
     /// Seconds in linear layers: the larger of two times, because the weights are read while the
@@ -206,7 +293,8 @@ impl CostModel {
         let tiled = rates.kernel.tile_share * (padded / TILE).ceil() * TILE + (1.0 - rates.kernel.tile_share) * padded;
         let idle = rates.idle_tokens * (padded / TILE - 1.0).clamp(0.0, 1.0);
         let layers = self.shape.linear_parameters * (tiled + idle) / rates.linear_flops_per_s;
-        let head = self.shape.head_parameters * f64::from(load.sequences) / rates.head_flops_per_s;
+        let sampled = f64::from(load.sequences + load.verified);
+        let head = self.shape.head_parameters * sampled / rates.head_flops_per_s;
         (self.shape.weight_bytes / rates.weights_per_s).max(2.0 * (layers + head))
     }
 
@@ -318,6 +406,34 @@ mod tests {
                 assert!(more >= fewer, "{context} {short}: {fewer} {more}");
             }
         }
+    }
+
+    fn drafting(drafts: [u32; 2]) -> StepLoad {
+        let mut load = StepLoad::default();
+        drafts.into_iter().for_each(|drafts| load.verify(300, drafts, false));
+        load
+    }
+
+    #[test]
+    fn drafts_cost_the_cpu_and_unequal_ones_the_full_graph() {
+        let cost = model().with_graphs(Graphs::chosen(768, 8192, None).with_query(3));
+        let [none, equal, unequal] = [[0, 0], [2, 2], [2, 1]].map(drafting);
+        assert!(cost.preparation(&equal) > cost.preparation(&none).mul_f64(1.5));
+        assert_eq!((cost.launch(&equal), cost.padded(&equal).1), (Duration::ZERO, Coverage::Full));
+        assert_eq!(cost.padded(&unequal).1, Coverage::Piecewise);
+        assert!(cost.gpu(&unequal) > cost.gpu(&equal), "fewer tokens take longer");
+        let greedy = CostModel { is_greedy: true, ..cost.clone() };
+        assert!(greedy.preparation(&equal) < cost.preparation(&equal));
+    }
+
+    #[test]
+    fn masks_are_copied_for_all_sequences_when_the_batch_changes() {
+        let (same, changed) = (drafting([0, 0]), StepLoad { is_changed: true, ..drafting([0, 0]) });
+        let cost = CostModel { looks_up: true, ..model().with_masks(true) };
+        assert_eq!((cost.exposed(&same), model().exposed(&changed)), (model().exposed(&same), Duration::ZERO));
+        let copied = cost.exposed(&changed).as_secs_f64();
+        assert!((copied - 2.0 * 128_256.0 / 1.4e9).abs() < 1e-9, "{copied}");
+        assert!(model().with_masks(true).exposed(&changed) > cost.exposed(&changed), "it is not ahead");
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub struct Graphs {
     sizes: Arc<[u32]>,
     /// Number of sizes, from the smallest, that a step that only decodes can have.
     decodes: usize,
+    /// Tokens of a decode in a full graph: 1 and the most drafts.
+    query: u32,
 }
 
 /// The part of a step that a graph covers.
@@ -79,7 +81,7 @@ pub enum Coverage {
 impl Graphs {
     /// No graphs, as with `--enforce-eager`.
     pub fn none() -> Self {
-        Self { mode: GraphMode::None, sizes: Arc::new([]), decodes: 0 }
+        Self { mode: GraphMode::None, sizes: Arc::new([]), decodes: 0, query: 1 }
     }
 
     /// The sizes that vLLM chooses for these limits. `largest`: `--max-cudagraph-capture-size`.
@@ -116,7 +118,7 @@ impl Graphs {
             return Self::none();
         }
         let decodes = sizes.partition_point(|size| *size <= max_num_seqs);
-        Self { mode: GraphMode::default(), sizes: sizes.into(), decodes }
+        Self { mode: GraphMode::default(), sizes: sizes.into(), decodes, query: 1 }
     }
 
     /// The same sizes in another mode.
@@ -125,13 +127,33 @@ impl Graphs {
         if mode == GraphMode::None || self.sizes.is_empty() { Self::none() } else { Self { mode, ..self } }
     }
 
+    /// The sizes rounded up to whole decodes of `query` tokens, as vLLM rounds them for speculative
+    /// decoding. The limits of the sizes must count the drafts already.
+    #[must_use]
+    pub fn with_query(self, query: u32) -> Self {
+        if query <= 1 || self.sizes.is_empty() {
+            return self;
+        }
+        let (largest, most) = (self.largest(), self.sizes[self.decodes.max(1) - 1]);
+        let mut sizes: Vec<u32> = self.sizes.iter().map(|size| size.next_multiple_of(query)).collect();
+        sizes.retain(|size| *size <= largest);
+        sizes.dedup();
+        let decodes = sizes.partition_point(|size| *size <= most.next_multiple_of(query));
+        Self { sizes: sizes.into(), decodes, query, ..self }
+    }
+
+    /// Tokens of a decode in a full graph.
+    pub fn query(&self) -> u32 {
+        self.query
+    }
+
     /// The kind of graph for each kind of step.
     pub fn mode(&self) -> GraphMode {
         self.mode
     }
 
     /// The tokens of a step after padding, and the coverage of its graph. `decodes`: whether every
-    /// sequence advances by one token.
+    /// sequence advances by [`Graphs::query`] tokens.
     pub fn pad(&self, tokens: u32, decodes: bool) -> (u32, Coverage) {
         let at = self.sizes.partition_point(|size| *size < tokens);
         let coverage = match (self.mode, decodes && at < self.decodes) {

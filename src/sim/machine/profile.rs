@@ -118,6 +118,33 @@ impl Profile {
         Self::new(gpu, model, Layout::default(), &Constants::fitted()).ok()
     }
 
+    /// The same profile where the CPU takes `factor` times as long: the engine's process and the
+    /// API server.
+    #[must_use]
+    pub fn with_cpu_time(&self, factor: f64) -> Self {
+        let mut slower = self.clone();
+        let (host, front) = (&mut slower.cost.host, &mut slower.front_end);
+        let times = [
+            &mut host.step_us,
+            &mut host.sequence_us,
+            &mut host.launch_layer_us,
+            &mut host.lora_launch_layer_us,
+            &mut host.prompt_step_us,
+            &mut front.request_us,
+            &mut front.request_token_us,
+            &mut front.token_us,
+            &mut front.first_us,
+            &mut front.first_token_us,
+            &mut front.text_us,
+            &mut front.text_token_us,
+            &mut front.in_us,
+            &mut front.out_us,
+        ];
+        times.into_iter().for_each(|time| *time *= factor);
+        host.unpinned_gb_per_s /= factor;
+        slower
+    }
+
     /// Combines a GPU, a model and constants.
     ///
     /// # Errors

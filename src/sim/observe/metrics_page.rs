@@ -13,6 +13,7 @@
 //! `--show-hidden-metrics-for-version` shows hidden names. Names, labels and order are vLLM's; the
 //! help texts are not.
 
+use crate::engine::DraftStats;
 use std::fmt::{self, Write};
 
 use crate::observe::stats::{Cumulative, Gauges, Histogram, REASONS, Stats};
@@ -190,6 +191,15 @@ impl Page<'_> {
             self.counter("external_prefix_cache_hits", "Tokens got from other instances.", &[("", 0)]);
             self.counter("mm_cache_queries", "Media looked up.", &[("", 0)]);
             self.counter("mm_cache_hits", "Media found.", &[("", 0)]);
+        }
+        if let Some(DraftStats { drafts, tokens, accepted }) = &stats.drafts {
+            self.counter("spec_decode_num_drafts", "Number of spec decoding drafts.", &[("", *drafts)]);
+            self.counter("spec_decode_num_draft_tokens", "Number of draft tokens.", &[("", *tokens)]);
+            let sum = accepted.iter().sum();
+            self.counter("spec_decode_num_accepted_tokens", "Number of accepted tokens.", &[("", sum)]);
+            let labels: Vec<String> = (0..accepted.len()).map(|position| format!("position=\"{position}\"")).collect();
+            let rows: Vec<(&str, u64)> = labels.iter().map(String::as_str).zip(accepted.iter().copied()).collect();
+            self.counter("spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", &rows);
         }
         self.counter("num_preemptions", "Preemptions.", &[("", stats.preemptions)]);
         self.counter(

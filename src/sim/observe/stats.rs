@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::engine::DraftStats;
+
 const TTFT: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
@@ -111,6 +113,8 @@ pub(crate) struct Stats {
     pub(crate) adapters: BTreeMap<String, f64>,
     /// Tokens looked up in the prefix cache, and tokens found there.
     pub(crate) prefix: (u64, u64),
+    /// Speculative decoding; `None` without it.
+    pub(crate) drafts: Option<DraftStats>,
     pub(crate) sleep: Option<u8>,
     /// Prompt tokens found in the prefix cache, of requests with a first token.
     pub(crate) cached_tokens: u64,
@@ -144,6 +148,7 @@ impl Default for Stats {
             gauges: Gauges::default(),
             adapters: BTreeMap::new(),
             prefix: (0, 0),
+            drafts: None,
             sleep: None,
             cached_tokens: 0,
             prompt_tokens: 0,
@@ -173,6 +178,11 @@ impl Default for Stats {
 impl Stats {
     pub(crate) fn step(&mut self, tokens: u32) {
         self.iteration.observe(f64::from(tokens));
+    }
+
+    /// Counts the tokens that came with another one, as accepted drafts do.
+    pub(crate) fn more_tokens(&mut self, tokens: u32) {
+        self.generation_tokens += u64::from(tokens);
     }
 
     /// Counts a first token, this long after the arrival of the request.

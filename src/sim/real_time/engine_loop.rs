@@ -302,7 +302,8 @@ impl EngineLoop {
         let mut finished = Vec::new();
         for token in &end.emitted {
             let Some(tracked) = self.tracked.get_mut(&token.id) else { continue };
-            tracked.generated += 1;
+            tracked.generated += token.tokens;
+            stats.more_tokens(token.tokens - 1);
             if tracked.first.is_none() {
                 tracked.first = Some(end.ended);
                 stats.first_token(tracked.prompt, tracked.cached, end.ended.saturating_sub(tracked.arrived));
@@ -311,7 +312,7 @@ impl EngineLoop {
                 stats.next_token(end.ended.saturating_sub(tracked.last));
             }
             tracked.last = end.ended;
-            tracked.collector.push(tracked.choice, token.last.then_some(tracked.finish));
+            tracked.collector.push(tracked.choice, token.tokens, token.last.then_some(tracked.finish));
             if token.last {
                 finished.push(token.id);
             }
@@ -375,6 +376,7 @@ impl EngineLoop {
         };
         let prefix = engine.prefix();
         stats.prefix = (prefix.queries, prefix.hits);
+        stats.drafts = self.shared.config.engine.speculation.is_some().then(|| engine.drafts().clone());
         if self.shared.config.lora {
             let adapters = self.shared.adapters.lock();
             let name = |id: u16| Some(adapters.get(usize::from(id))?.as_ref()?.0.as_str());

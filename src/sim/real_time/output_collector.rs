@@ -68,12 +68,13 @@ impl OutputCollector {
         }
     }
 
-    /// Adds a token; `finish` with the last one. Returns whether the reader has progress to take.
-    pub fn push(&self, choice: usize, finish: Option<Finish>) -> bool {
+    /// Adds tokens of a step; `finish` with the last one. Returns whether the reader has progress
+    /// to take.
+    pub fn push(&self, choice: usize, tokens: u32, finish: Option<Finish>) -> bool {
         let mut state = self.state.lock();
         let interval = state.interval;
         if let Some(slot) = state.choices.get_mut(choice) {
-            slot.progress.tokens += 1;
+            slot.progress.tokens += tokens;
             slot.progress.finish = finish;
             slot.due |= !slot.begun || finish.is_some() || slot.progress.tokens >= interval;
             slot.begun = true;
@@ -135,8 +136,8 @@ mod tests {
         let (collector, mut seen) = (OutputCollector::new(2, 1), Vec::new());
         let mut cx = Context::from_waker(Waker::noop());
         assert!(collector.poll_take(&mut cx, &mut seen).is_pending());
-        collector.push(1, None);
-        collector.push(1, Some(Finish::Length));
+        collector.push(1, 1, None);
+        collector.push(1, 1, Some(Finish::Length));
         collector.fail(Broken::EngineDead);
         assert!(collector.poll_take(&mut cx, &mut seen).is_ready());
         assert_eq!(seen, [Progress::default(), Progress { tokens: 2, finish: Some(Finish::Length), cached: 0 }]);
@@ -148,7 +149,7 @@ mod tests {
         let (collector, mut seen, mut shown) = (OutputCollector::new(1, 3), Vec::new(), Vec::new());
         let mut cx = Context::from_waker(Waker::noop());
         for token in 1..=9 {
-            collector.push(0, (token == 9).then_some(Finish::Stop));
+            collector.push(0, 1, (token == 9).then_some(Finish::Stop));
             if collector.poll_take(&mut cx, &mut seen).is_ready() {
                 shown.push((token, seen[0].tokens));
             }

@@ -110,6 +110,57 @@ fn continuous_usage_gives_token_gaps() {
     assert!((stats.itl.max_seconds() - 0.008).abs() < 1e-9);
 }
 
+/// The first events of a request to vLLM 0.22.1 with four drafts of n-grams, as (milliseconds,
+/// tokens of the event).
+const ACCEPTED: [(u64, u64); 18] = [
+    (11, 1),
+    (18, 1),
+    (25, 2),
+    (32, 2),
+    (39, 1),
+    (46, 2),
+    (53, 3),
+    (59, 2),
+    (66, 1),
+    (72, 3),
+    (79, 2),
+    (85, 4),
+    (92, 4),
+    (98, 2),
+    (105, 1),
+    (112, 5),
+    (118, 1),
+    (125, 3),
+];
+
+#[test]
+fn accepted_drafts_count_as_tokens() {
+    let events = |continuous: bool| {
+        let mut tokens = 0;
+        let mut events: Vec<(u64, String)> = ACCEPTED
+            .iter()
+            .map(|(at, more)| {
+                tokens += more;
+                (*at, delta(r#"{"content":"a"}"#, &if continuous { usage(tokens) } else { String::new() }))
+            })
+            .collect();
+        events.push((125, [last(), usage_event(tokens), DONE.to_owned()].concat()));
+        let chunks: Vec<(u64, &[u8])> = events.iter().map(|(at, event)| (*at, event.as_bytes())).collect();
+        run(Strip::Nothing, &chunks).1
+    };
+    for continuous in [true, false] {
+        let stats = events(continuous);
+        assert_eq!((stats.generated(), stats.ttft, stats.e2el), (40, Some(MS * 11), Some(MS * 125)));
+        // 114 ms for the 39 tokens after the first one, in 17 events.
+        assert_eq!(stats.tpot, Some((MS * 114).div_f64(39.0)));
+        assert_eq!(stats.token_itl, continuous);
+        assert!((stats.itl.sum_seconds() - 0.114).abs() < 1e-6);
+    }
+    // By token where the engine counts along; otherwise by event, the end included.
+    assert_eq!([true, false].map(|continuous| events(continuous).itl.count()), [39, 18]);
+    assert!((events(true).itl.max_seconds() - 0.007).abs() < 1e-9);
+}
+
 #[test]
 fn tokens_are_counted_by_events_where_the_engine_reports_none() {
     let captured = |name: &str| {

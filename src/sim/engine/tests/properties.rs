@@ -47,25 +47,43 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 fn limits() -> impl Strategy<Value = EngineConfig> {
     let sizes = (32u32..120, 16u32..300, 1u32..12, 0u32..64, 1u32..4, 0.0..0.3);
     let switches = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (sizes, switches).prop_map(|((blocks, budget, seqs, threshold, interval, watermark), switches)| {
-        let (asynchronous, reserve, caching, priority, adaptive) = switches;
-        EngineConfig {
-            num_blocks: blocks,
-            max_num_batched_tokens: budget,
-            max_num_seqs: seqs.min(budget),
-            long_prefill_token_threshold: threshold,
-            long_prefill_token_threshold_adaptive: adaptive,
-            prefill_schedule_interval: interval,
-            scheduler_reserve_full_isl: reserve,
-            prefix_caching: caching,
-            watermark,
-            policy: if priority { Policy::Priority } else { Policy::Fcfs },
-            max_loras: 2,
-            max_cpu_loras: 2,
-            async_scheduling: asynchronous,
-            ..EngineConfig::default()
-        }
-    })
+    (sizes, switches, speculations()).prop_map(
+        |((blocks, budget, seqs, threshold, interval, watermark), switches, speculation)| {
+            let (asynchronous, reserve, caching, priority, adaptive) = switches;
+            EngineConfig {
+                num_blocks: blocks,
+                max_num_batched_tokens: budget,
+                max_num_seqs: seqs.min(budget),
+                long_prefill_token_threshold: threshold,
+                long_prefill_token_threshold_adaptive: adaptive,
+                prefill_schedule_interval: interval,
+                scheduler_reserve_full_isl: reserve,
+                prefix_caching: caching,
+                watermark,
+                policy: if priority { Policy::Priority } else { Policy::Fcfs },
+                max_loras: 2,
+                max_cpu_loras: 2,
+                async_scheduling: asynchronous,
+                speculation,
+                ..EngineConfig::default()
+            }
+        },
+    )
+}
+
+fn speculations() -> impl Strategy<Value = Option<Speculation>> {
+    let drafter = prop_oneof![Just(Drafter::Lookup), Just(Drafter::Model)];
+    let own = (drafter, 1u32..5, 0.0..1.0f64, 0.0..1.0f64, 1u32..8);
+    proptest::option::of(own.prop_map(|(drafter, tokens, rate, proposed, off_above)| Speculation {
+        drafter,
+        tokens,
+        acceptance: vec![rate],
+        kinds: vec![vec![1.0 - rate]],
+        proposed,
+        length: f64::from(tokens) * (0.5 + rate / 2.0),
+        is_greedy: false,
+        by_sequences: vec![(1, off_above, tokens), (off_above + 1, 512, 0)],
+    }))
 }
 
 struct Watched {
@@ -139,7 +157,9 @@ impl Watched {
             prop_assert!(entry.is_some(), "a token for a request that ended");
             let (left, request) = entry.unwrap();
             prop_assert_eq!(token.first, *left == request.output_tokens);
-            *left -= 1;
+            let most = 1 + config.speculation.as_ref().map_or(0, |own| own.tokens);
+            prop_assert!((1..=most.min(*left)).contains(&token.tokens));
+            *left -= token.tokens;
             prop_assert_eq!(token.last, *left == 0);
             if token.last {
                 self.left.remove(&token.id);

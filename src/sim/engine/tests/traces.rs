@@ -76,6 +76,7 @@ fn engine_of(limits: &Limits) -> Engine {
             policy: if limits.priority { Policy::Priority } else { Policy::Fcfs },
             max_loras: limits.max_loras,
             max_cpu_loras: 3,
+            speculation: None,
             async_scheduling: limits.asynchronous,
             seed: 0,
         }

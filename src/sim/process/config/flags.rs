@@ -21,7 +21,7 @@ const SIMULATED: &str = "api-key api-server-count async-scheduling compilation-c
     num-gpu-blocks-override optimization-level performance-mode port prefill-schedule-interval \
     profiler-config quantization runner \
     scheduler-reserve-full-isl scheduling-policy served-model-name show-hidden-metrics-for-version \
-    shutdown-timeout sse-keep-alive-interval stream-interval tensor-parallel-size tool-call-parser \
+    shutdown-timeout spec-method spec-tokens speculative-config sse-keep-alive-interval stream-interval tensor-parallel-size tool-call-parser \
     uvicorn-log-level watermark";
 
 /// A flag that vLLM obeys since 0.33 only, without data parallelism of mixture-of-experts models.

@@ -46,6 +46,7 @@ impl SimConfig {
         config.read_adapters(args)?;
         let wanted = config.length(args)?;
         config.read_scheduler(args, wanted)?;
+        config.read_speculation(args)?;
         config.read_graphs(args, &compilation)?;
         config.read_memory(args, wanted, occupied)?;
         Ok(config)
@@ -65,6 +66,7 @@ impl SimConfig {
         // A group that cannot be read keeps its defaults.
         let _ = config.read_frontend(args);
         let _ = config.read_scheduler(args, Some(config.max_model_len));
+        let _ = config.read_speculation(args);
         config.lora = args.switch("enable-lora").unwrap_or(false);
         let _ = config.read_graphs(args, &CompilationConfig::read(args).unwrap_or_default());
         config

@@ -33,12 +33,15 @@ impl SimConfig {
                 "Maximum cudagraph size should be greater than or equal to 1 when using cuda graph.",
             ));
         }
-        let (seqs, tokens) = (self.engine.max_num_seqs, self.engine.max_num_batched_tokens);
+        // A decode has its drafts beside it.
+        let query = 1 + self.engine.speculation.as_ref().map_or(0, |own| own.tokens);
+        let seqs = self.engine.max_num_seqs.saturating_mul(query);
+        let tokens = self.engine.max_num_batched_tokens;
         let whole = |size: i64| u32::try_from(size).unwrap_or(if size < 0 { 0 } else { u32::MAX });
         let Some(given) = given else {
             let interactive = args.text("performance-mode") == Some("interactivity");
             let choose = if interactive { Graphs::interactive } else { Graphs::chosen };
-            self.graphs = choose(seqs, tokens, largest.map(whole)).with_mode(mode);
+            self.graphs = choose(seqs, tokens, largest.map(whole)).with_mode(mode).with_query(query);
             return self.check_compilation(mode);
         };
         if given.is_empty() {
@@ -46,6 +49,7 @@ impl SimConfig {
             return Err(assertion(text));
         }
         self.graphs = Graphs::of_sizes(given.into_iter().map(whole).collect(), seqs, tokens).with_mode(mode);
+        self.graphs = std::mem::replace(&mut self.graphs, Graphs::none()).with_query(query);
         let captured = self.graphs.largest();
         match largest.filter(|largest| *largest != i64::from(captured)) {
             Some(largest) => Err(Refusal::Together {

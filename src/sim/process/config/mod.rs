@@ -23,6 +23,7 @@ mod from_args;
 mod graphs;
 mod hardware;
 mod memory;
+mod speculation;
 #[cfg(test)]
 mod tests;
 
@@ -212,7 +213,7 @@ impl SimConfig {
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
         // Slots have the size of the largest rank, whichever adapter they hold.
         let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));
-        let cost = cost.with_graphs(self.graphs.clone());
+        let cost = cost.with_graphs(self.graphs.clone()).with_speculation(engine.speculation.as_ref());
         let mut engine = Engine::new(engine, cost);
         for adapter in adapters {
             // This time belongs to the start and passes before the server exists.
