@@ -5,7 +5,7 @@ _default:
 
 # Format, lints and project rules: what a commit must pass
 check:
-    cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings && cargo test --locked --test tidy
+    cargo fmt --check && rustfmt --edition 2024 --check src/core/engines/*.rs && cargo clippy --locked --all-targets -- -D warnings && cargo test --locked --test tidy
 
 # Unit and property tests of all crates
 unit *ARGS:

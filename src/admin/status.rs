@@ -258,6 +258,8 @@ pub struct LastReload {
 pub struct PoolStatus {
     /// The pool's name.
     pub name: String,
+    /// The kind of the pool's engines, also if a probe found it; empty without a backend.
+    pub kind: String,
     /// Differences between the pool's engines: models that one lacks, and context limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engines_differ: Option<String>,
@@ -337,6 +339,9 @@ pub struct BackendStatus {
     /// Why the models of the backend are unknown: it gets requests for every model of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models_unknown: Option<String>,
+    /// The repair, if the engine is of another kind than the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_differs: Option<String>,
     /// The backend's engine, if the gateway runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineView>,
@@ -370,6 +375,7 @@ impl Status {
         };
         let pool = |pool: &PoolView| PoolStatus {
             name: pool.name.to_string(),
+            kind: String::new(),
             engines_differ: None,
             queue: Used { used: pool.queue_length as u64, limit: Some(pool.queue_limit as u64) },
             last_minute: telemetry.minute(&pool.name),
@@ -430,6 +436,7 @@ impl BackendStatus {
             silent_seconds: backend.silent_since.map(since),
             max_model_len: backend.max_model_len,
             models_unknown: None,
+            engine_differs: None,
             engine: None,
         }
     }

@@ -151,6 +151,7 @@ fn render(status: &Status, style: Style) -> String {
         let unknown = backend.models_unknown.as_ref();
         let said = [
             unknown.map(|unknown| format!("{unknown}: it gets requests for every model of its pool")),
+            backend.engine_differs.clone(),
             share(backend).map(|share| format!("this gateway's share: {share}")),
             taken_back.map(|taken_back| format!("a change was taken back: {taken_back}")),
             why(backend),

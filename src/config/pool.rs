@@ -21,15 +21,15 @@ use super::key::KeySpec;
 use super::limits;
 use super::model::ModelScope;
 use super::pods::Pods;
+use super::pool_engine::PoolEngine;
 use super::problem::{Situation, Suggestion};
 use super::report::{Names, Place, Report};
 use super::server::Slo;
-use super::setting::{Scalar, Setting, Shown, elements, list, quote};
+use super::setting::{Setting, Shown, elements, list, quote};
 use super::table::table;
 use super::token_limit::TokenLimit;
 use super::value::{check_name, words};
 use sluice_core::base::{PoolId, Tokens};
-use sluice_core::engines::EngineKind;
 
 table! {
     /// Backends that may answer the same requests.
@@ -54,11 +54,13 @@ table! {
         /// nginx's least_conn), two_choices (the backend with fewer in flight of two random ones;
         /// nginx's random two least_conn), round_robin. All respect `weight`.
         pub policy: Policy = default("least_work");
-        /// Kind of engine of all backends: its health page, metrics, routes and limits. "openai" is
+        /// Kind of engine of all backends: its health page, metrics, routes and limits. "auto":
+        /// probes recognise vllm, sglang, llama.cpp and triton; until then, for other servers, and
+        /// for engines that the gateway starts, vllm. "openai" is
         /// any other server with the API of OpenAI, such as trtllm-serve or vLLM-Omni. "triton" is
         /// Triton with the protocol of KServe. "serial" is a process that does one job at a time
         /// (speech, images, a Flask program), one backend for each process.
-        pub engine: EngineKind = default("vllm");
+        pub engine: PoolEngine = default("auto");
         /// Limit of sequences in flight per backend. A request takes its prompts or inputs times n,
         /// and gets 400 if that is more than the limit. Lower it when the engine's own queue grows.
         /// Engines that report fewer slots (llama.cpp, SGLang) get no more than they report. The
@@ -246,23 +248,6 @@ words! {
         Continuous = "continuous",
         /// Nothing is injected; tokens are counted by events.
         Off = "off",
-    }
-}
-
-impl Scalar for EngineKind {
-    const WORDS: &'static [&'static str] = &EngineKind::LABELS;
-
-    fn parse(written: &Entry, report: &Report<'_>) -> Result<Self, Situation> {
-        let found = String::parse(written, report)?;
-        let kind = Self::ALL.into_iter().find(|kind| kind.label() == found);
-        kind.ok_or_else(|| {
-            let suggestion = Suggestion::for_name(&found, Self::LABELS);
-            Situation::UnknownChoice { found, suggestion }
-        })
-    }
-
-    fn text(&self, _: &Names) -> String {
-        self.label().to_owned()
     }
 }
 

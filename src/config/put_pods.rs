@@ -30,7 +30,7 @@ impl Config {
             let Some(pods) = &pool.kubernetes else { continue };
             pool.backends.clear();
             for pod in found.get(&pool.name).into_iter().flatten() {
-                let backend = pods.backend(pod, pool.engine);
+                let backend = pods.backend(pod, *pool.engine);
                 let name = format!("{}/{}", pool.name, pod.name);
                 if taken.len() >= limits::MAX_BACKENDS {
                     left_out.push((name, format!("there are {} backends, which is the most", taken.len())));

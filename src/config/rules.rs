@@ -74,7 +74,7 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         if !report.is_written(&format!("{path}.slots")) {
             pool.slots = pool.engine.rules().slots;
         }
-        pool.backends.iter_mut().for_each(|backend| backend.engine = pool.engine);
+        pool.backends.iter_mut().for_each(|backend| backend.engine = *pool.engine);
         inherit_objectives(&mut pool.slo, slo, &path, report);
         connect_with_tls(pool, &path, report);
     }

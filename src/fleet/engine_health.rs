@@ -1,15 +1,12 @@
 //! Asks an engine whether it serves requests, on the page and by the rule of its kind.
 //!
-//! The kinds and their pages are in `core/engines`. A page of another kind of server is recognised
-//! by a missing health page (404), or later by the owner in the list of models
-//! ([`contradiction`]). Bound: [`HEALTH_BYTES`] of a response are read.
+//! The kinds and their pages are in `core/engines`. A server without the health page of its kind
+//! ([`Unhealthy::Unlike`]) is probably of another kind, which `engine_kind.rs` finds. Bound:
+//! [`HEALTH_BYTES`] of a response are read.
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::http::fetch;
-use super::models::ModelCard;
 use sluice_config::Address;
 use sluice_core::engines::{EngineKind, Health};
 
@@ -21,6 +18,8 @@ const HEALTH_BYTES: usize = 1 << 20;
 pub enum Unhealthy {
     /// It loads the model.
     Loading,
+    /// It has no health page of its kind, in words.
+    Unlike(String),
     /// Anything else, in words.
     Down(String),
 }
@@ -29,7 +28,7 @@ impl std::fmt::Display for Unhealthy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Loading => f.write_str("it is starting and loads its model"),
-            Self::Down(why) => f.write_str(why),
+            Self::Unlike(why) | Self::Down(why) => f.write_str(why),
         }
     }
 }
@@ -47,23 +46,11 @@ pub async fn read_health(address: &Address, limit: Duration) -> Result<(), Unhea
     match (rules.judge)(status, &body) {
         Health::Up => Ok(()),
         Health::Loading => Err(Unhealthy::Loading),
-        Health::Down if status == 404 => Err(Unhealthy::Down(format!(
-            "{path} responds with status 404: this server is probably no {} (engine of the pool)",
-            address.engine.label()
+        Health::Down if matches!(status, 400 | 404 | 405) => Err(Unhealthy::Unlike(format!(
+            "{path} responds with status {status}: this server is probably no {}; engine of the pool must be one of {}",
+            address.engine.label(),
+            EngineKind::LABELS.join(", ")
         ))),
         Health::Down => Err(Unhealthy::Down(format!("{path} responds with status {status}"))),
     }
-}
-
-/// The kind of server that lists these models, if it contradicts the pool's `engine`.
-pub fn contradiction(engine: EngineKind, cards: &[ModelCard]) -> Option<EngineKind> {
-    #[derive(Deserialize)]
-    struct Card<'a> {
-        owned_by: &'a str,
-    }
-    let owner = |card: &ModelCard| {
-        let card: Card<'_> = serde_json::from_str(card.json.get()).ok()?;
-        engine.contradicted_by(card.owned_by)
-    };
-    cards.iter().find_map(owner)
 }

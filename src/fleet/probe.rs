@@ -10,6 +10,7 @@
 //! | `/openapi.json` | routes | after a refused route, at most every [`MODELS_INTERVAL`] |
 //! | `/metrics` | prefix cache, adapter slots | after a start or recovery; with LoRA adapters |
 //! | slots page | sequences that run at once | with the models, if the kind has such a page |
+//! | pages of kinds | the kind (`engine_kind.rs`) | after a start or recovery; without `/health` |
 //!
 //! vLLM's API server answers `/health` without asking the engine core. A result is dropped if a
 //! reload has meanwhile given the id of the probed backend to another one.
@@ -36,7 +37,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::engine_health::{Unhealthy, contradiction, read_health};
+use super::engine_health::{Unhealthy, read_health};
+use super::engine_kind::{FoundKinds, identify};
 use super::http::fetch;
 use super::models::{ModelList, ReportedModels, Unreadable, read_models, read_routes};
 use sluice_config::{Address, Health};
@@ -46,7 +48,7 @@ use sluice_core::vllm::metrics;
 use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGateway, RouteSet, Served};
 
 /// Time between readings of the models of a backend that is up; minimum time between readings of
-/// the routes.
+/// the routes, and between questions for the kind of a server that has no health page.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
 /// Largest page of slots that is accepted, bytes.
 const SLOTS_BYTES: usize = 1 << 20;
@@ -57,8 +59,11 @@ const METRICS_BYTES: usize = 8 << 20;
 struct ProbeState {
     models_at: Option<Instant>,
     failed: bool,
-    /// The kind that the engine says it is, if that contradicts the pool.
-    contradiction: Option<EngineKind>,
+    /// The kind by whose pages the backend was asked.
+    engine: EngineKind,
+    /// When the backend was last asked for its kind; and whether it has answered since it came up.
+    kind_at: Option<Instant>,
+    is_kind_known: bool,
     /// When the routes were read since the backend came up.
     routes_at: Option<Instant>,
     /// Since when a suspect shows these counters, or does not respond (`None`).
@@ -119,6 +124,8 @@ struct ProbeResult {
     models: Option<Result<ModelList, Unreadable>>,
     /// `Some(None)`: the engine does not describe routes.
     routes: Option<Option<RouteSet>>,
+    /// The kind of the engine; `Some(None)`: no answer is certain.
+    kind: Option<Option<EngineKind>>,
     /// The size of the prefix cache.
     cache_tokens: Option<u64>,
     /// Different LoRA adapters that one step can use.
@@ -139,6 +146,10 @@ pub struct Prober {
     /// Whether clients send keys for the engines: then a backend without an `api_key` that refuses
     /// a probe may still serve clients.
     pub forwards_keys: bool,
+    /// The kinds of engine that answers showed.
+    pub kinds: Arc<FoundKinds>,
+    /// Whether one of them changed. The reader clears it.
+    pub kinds_changed: bool,
     /// The longest silence of a backend with requests, of pools that have one.
     pub deadlines: HashMap<Arc<str>, Duration>,
     /// The set of model names has changed since the last completed round; kept when a round is
@@ -157,6 +168,8 @@ impl Prober {
             states: HashMap::new(),
             await_models: false,
             forwards_keys: false,
+            kinds: Arc::default(),
+            kinds_changed: false,
             deadlines: HashMap::new(),
             changed: false,
             differences: HashMap::new(),
@@ -180,6 +193,10 @@ impl Prober {
         for backend in pools.iter().flat_map(|pool| &pool.backends) {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
+            if std::mem::replace(&mut state.engine, backend.address.engine) != backend.address.engine {
+                // The pages of another kind say other things.
+                state.models_at = None;
+            }
             if backend.used.slots > 0 && !backend.address.engine.rules().answers_while_busy {
                 continue;
             }
@@ -190,6 +207,8 @@ impl Prober {
                 models: models_due,
                 cache: models_due && state.models_at.is_none(),
                 routes: backend.routes_due && is_old(state.routes_at),
+                kind: !state.is_kind_known,
+                kind_if_unlike: !state.is_kind_known && is_old(state.kind_at),
             };
             let suspect = silent.contains(&backend.id);
             if !suspect {
@@ -200,6 +219,7 @@ impl Prober {
         }
         self.states.retain(|id, _| known.contains(id));
         self.changed |= self.reported.retain(&known);
+        self.kinds.retain(&known);
         while let Some(result) = probes.join_next().await {
             if let Ok(result) = result {
                 self.changed |= self.apply(result, rules.stall / STALL_SHARE);
@@ -254,8 +274,9 @@ impl Prober {
             _ => None,
         };
         let engine = result.address.engine;
+        self.note_kind(&result);
         let names_changed =
-            result.models.is_some_and(|list| self.note_models((result.id, &result.name, engine), list, result.begun));
+            result.models.is_some_and(|list| self.note_models((result.id, &result.name), list, result.begun));
         let is_restarting = result.up.is_err() && self.is_restarting(result.id);
         let is_loading = result.up == Err(Unhealthy::Loading);
         let moved = self.admission.record_probe(result.id, result.up.is_ok(), now);
@@ -320,26 +341,25 @@ impl Prober {
         names_changed
     }
 
+    fn note_kind(&mut self, result: &ProbeResult) {
+        let Some(state) = self.states.get_mut(&result.id) else { return };
+        let is_up = result.up.is_ok();
+        if let Some(kind) = result.kind {
+            self.kinds_changed |= self.kinds.note(result.id, kind, is_up);
+            state.kind_at = Some(result.begun);
+        }
+        state.is_kind_known = is_up && (state.is_kind_known || result.kind.is_some());
+    }
+
     /// Records the models of a probe that began at `begun`; returns whether the names changed.
     fn note_models(
         &mut self,
-        (id, name, engine): (BackendId, &str, EngineKind),
+        (id, name): (BackendId, &str),
         list: Result<ModelList, Unreadable>,
         begun: Instant,
     ) -> bool {
         if let Ok(list) = &list {
             self.admission.set_roots(id, list.roots());
-        }
-        let other = list.as_ref().ok().and_then(|list| contradiction(engine, &list.cards));
-        if let Some(state) = self.states.get_mut(&id).filter(|state| state.contradiction != other) {
-            state.contradiction = other;
-            if let Some(other) = other {
-                let (engine, other) = (engine.label(), other.label());
-                tracing::warn!(
-                    backend = name,
-                    "it says that it is {other}, and the pool says {engine}: set engine = \"{other}\""
-                );
-            }
         }
         let reading = self.reported.read(id, list);
         match reading.readable {
@@ -365,6 +385,9 @@ struct Due {
     models: bool,
     cache: bool,
     routes: bool,
+    /// The kind of an engine that is up, or that has no health page of its kind.
+    kind: bool,
+    kind_if_unlike: bool,
 }
 
 async fn probe(
@@ -389,6 +412,11 @@ async fn probe(
         false => None,
     };
     let list = models.as_ref().and_then(|list| list.as_ref().ok());
+    let kind = match &up {
+        Ok(()) if due.kind => identify(&address, list.map(|list| &list.cards[..]), limit).await.ok(),
+        Err(Unhealthy::Unlike(_)) if due.kind_if_unlike => identify(&address, None, limit).await.ok(),
+        _ => None,
+    };
     let has_adapters = list.is_some_and(|models| models.cards.iter().any(|card| card.is_adapter));
     let page = if (due.cache && up.is_ok()) || has_adapters { scrape(&address, limit).await } else { None };
     let shown = page.as_ref().filter(|_| due.cache);
@@ -401,7 +429,7 @@ async fn probe(
         true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    ProbeResult { id, name, address, begun, up, models, routes, cache_tokens, adapter_slots, slots, activity }
+    ProbeResult { id, name, address, begun, up, models, routes, kind, cache_tokens, adapter_slots, slots, activity }
 }
 
 /// Sequences that run at once, and tokens that the KV cache holds.

@@ -239,7 +239,7 @@ async fn check_readiness(address: &Address, limit: Duration) -> Readiness {
     match read_health(address, limit).await {
         Ok(()) => {}
         Err(Unhealthy::Loading) => return Readiness::Loading,
-        Err(Unhealthy::Down(_)) => return Readiness::NotReady,
+        Err(Unhealthy::Unlike(_) | Unhealthy::Down(_)) => return Readiness::NotReady,
     }
     if !address.engine.rules().lists_models {
         return Readiness::Serves(ModelList { data: Vec::new(), is_known: false });

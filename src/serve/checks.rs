@@ -204,7 +204,7 @@ impl Found<'_> {
     fn check_pods(&mut self) {
         for (index, pool) in self.loaded.config.pools.iter().enumerate() {
             let Some(pods) = &pool.kubernetes else { continue };
-            if let Err(failure) = check_values(pool.engine, &EngineSettings { args: pods.args.clone() }) {
+            if let Err(failure) = check_values(*pool.engine, &EngineSettings { args: pods.args.clone() }) {
                 let situation = Situation::EngineUnfit { reason: failure.to_string() };
                 self.refuse(format!("pool[{index}].kubernetes.args"), situation);
             }

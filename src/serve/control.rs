@@ -55,9 +55,12 @@ impl Control for App {
         let mut status = Status::new(about, &pools, &self.core.fleet.views(), &self.core.telemetry, now);
         for (shown, pool) in status.pools.iter_mut().zip(&pools) {
             let members = pool.backends.iter().filter(|backend| !backend.removed);
+            shown.kind = pool.backends.first().map_or_else(String::new, |one| one.address.engine.label().to_owned());
             shown.engines_differ = self.core.reported.differences(members.map(|backend| (&*backend.name, backend.id)));
             for (shown, backend) in shown.backends.iter_mut().zip(&pool.backends) {
                 shown.models_unknown = self.core.reported.unreadable(backend.id);
+                let found = self.core.kinds.of(backend.id);
+                shown.engine_differs = found.and_then(|kind| sluice_fleet::mismatch(backend.address.engine, kind));
             }
         }
         let leader = self.core.leader.as_ref().map(|view| view.status());

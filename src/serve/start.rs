@@ -93,6 +93,7 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
         source,
         learned,
         reported,
+        kinds: Arc::default(),
         clients,
         started: now,
         cluster: cluster.as_ref().map(Cluster::view),
@@ -134,6 +135,7 @@ fn open_journal(config: &mut Config, fleet: &Fleet) -> Result<(), StartError> {
 
 async fn first_probe(app: &Arc<App>) -> Prober {
     let mut prober = Prober::new(Arc::clone(&app.core.admission), Arc::clone(&app.core.reported));
+    prober.kinds = Arc::clone(&app.core.kinds);
     let first = tokio::time::timeout(FIRST_PROBE, app.core.probe(&mut prober)).await;
     tracing::debug!(complete = first.is_ok(), "first probe done");
     prober

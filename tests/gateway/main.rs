@@ -9,8 +9,8 @@
 //! - clients: `admin`, `browsers`, `credentials`, `encoded`, `errors`, `fair`, `forms`, `hostile`,
 //!   `http2`, `input`, `key_limits`, `leaving`, `limits`, `origins`, `paths`, `priority`,
 //!   `proxies`, `shares`, `slow_readers`, `stored`, `stream_options`, `wide`
-//! - engines: `bodies`, `broken`, `continued`, `early`, `elsewhere`, `engines`, `failing`,
-//!   `failover`, `health`, `length`, `models`, `requests`, `sglang`, `tls`
+//! - engines: `bodies`, `broken`, `continued`, `early`, `elsewhere`, `engine_kinds`, `engines`,
+//!   `failing`, `failover`, `health`, `length`, `models`, `requests`, `sglang`, `tls`
 //!   (`tunnel.rs` adds TLS to plain text), `web_sockets`
 //! - operation: `access_log`, `added_experiments`, `checks`, `commands`, `counting`, `cut`,
 //!   `engine_metrics`, `experiments`, `fleet`, `records`, `reload`, `reload_keys`, `secrets`,
@@ -40,6 +40,7 @@ mod early;
 mod elsewhere;
 mod encoded;
 mod engines;
+mod engine_kinds;
 mod engine_metrics;
 mod errors;
 mod experiments;

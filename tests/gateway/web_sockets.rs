@@ -3,6 +3,7 @@
 //! The engine is a socket that answers the handshake and then plays a part. Frames are written by
 //! hand; the gateway does not read their payloads.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -30,6 +31,8 @@ enum Part {
     Refuses,
     /// Closes the connection instead of an answer.
     HangsUp,
+    /// The same as long as the flag is set. Later it agrees, and says nothing.
+    HangsUpWhile(&'static AtomicBool),
 }
 
 async fn read_head(socket: &mut TcpStream) -> String {
@@ -60,8 +63,10 @@ async fn engine(part: Part) -> (String, tokio::sync::mpsc::UnboundedReceiver<Str
                     let answer = "HTTP/1.1 403 Forbidden\r\ncontent-length: 5\r\n\r\nno!no";
                     return drop(socket.write_all(answer.as_bytes()).await);
                 }
-                if matches!(part, Part::HangsUp) {
-                    return;
+                match part {
+                    Part::HangsUp => return,
+                    Part::HangsUpWhile(flag) if flag.load(Ordering::SeqCst) => return,
+                    _ => {}
                 }
                 socket.write_all(AGREED.as_bytes()).await.unwrap();
                 play(part, socket).await;
@@ -82,9 +87,28 @@ async fn play(part: Part, mut socket: TcpStream) {
         }
         Part::Flood => while socket.write_all(&piece).await.is_ok() {},
         Part::Ends { whole } => drop(socket.write_all(if whole { b"\x81\x02hi" } else { b"\x81\x09hi" }).await),
-        Part::Silent => while socket.read(&mut piece).await.is_ok_and(|count| count > 0) {},
+        Part::Silent | Part::HangsUpWhile(_) => while socket.read(&mut piece).await.is_ok_and(|count| count > 0) {},
         Part::Refuses | Part::HangsUp => {}
     }
+}
+
+/// An engine that leaves the sockets to the test after the handshake.
+async fn handed() -> (String, tokio::sync::mpsc::UnboundedReceiver<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (sockets, received) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let head = read_head(&mut socket).await;
+            let is_socket = head.starts_with("GET /v1/realtime");
+            let answer = if is_socket { AGREED } else { "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}" };
+            socket.write_all(answer.as_bytes()).await.unwrap();
+            if is_socket {
+                let _ = sockets.send(socket);
+            }
+        }
+    });
+    (url, received)
 }
 
 async fn open(gateway: &TestGateway, target: &str, more: &str) -> (TcpStream, String) {
@@ -283,5 +307,68 @@ async fn an_engine_that_breaks_handshakes_is_ejected_and_one_that_makes_them_is_
         gateway.settled_within(TIMEOUT).await;
         let state = gateway.metric("sluice_backend_state", &["backend=\"b0\"", "state=\"ejected\""]).await;
         assert_eq!(state, ejected);
+    }
+}
+
+/// The socket stays open, so its end cannot be the success that counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handshake_ends_the_probation_of_an_engine_while_the_socket_is_open() {
+    static BROKEN: AtomicBool = AtomicBool::new(true);
+    let ((url, _heads), (other, _other)) = (engine(Part::HangsUpWhile(&BROKEN)).await, engine(Part::Silent).await);
+    let sets = ["pool.only.policy=round_robin", "health.probe_interval=20ms", "health.ejection_base=50ms"];
+    let gateway = TestGateway::over(&[url, other], &sets).await;
+    eventually("it is ejected", async || {
+        drop(open(&gateway, "/v1/realtime?model=m", "").await);
+        gateway.state(0) != "ready"
+    })
+    .await;
+    BROKEN.store(false, Ordering::SeqCst);
+    eventually("it is on probation", async || gateway.state(0) == "probation").await;
+    let mut sockets = Vec::new();
+    eventually("it gets a socket", async || {
+        let (socket, answer) = open(&gateway, "/v1/realtime?model=m", "").await;
+        sockets.push(socket);
+        answer.to_ascii_lowercase().contains("x-sluice-backend: b0")
+    })
+    .await;
+    assert_eq!(gateway.state(0), "ready", "the handshake alone decides");
+    assert_eq!(gateway.load().0, sockets.len(), "all sockets are open");
+    drop(sockets);
+    gateway.settled_within(TIMEOUT).await;
+}
+
+/// The bytes that the reader takes before it stops: so many pieces that a fair order reads the
+/// other side between them.
+const TAKEN: usize = 2 << 20;
+
+/// Both directions always have bytes, until the reader of the loud side stops. A gateway that reads
+/// the loud side first is then stuck with it, and never reads the quiet side.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_side_that_always_sends_does_not_hold_up_the_bytes_of_the_other() {
+    for client_is_loud in [true, false] {
+        let (url, mut sockets) = handed().await;
+        let gateway = TestGateway::over(&[url], &[]).await;
+        let (client, _) = open(&gateway, "/v1/realtime?model=m", "").await;
+        let engine = timeout(TIMEOUT, sockets.recv()).await.expect("no handshake").unwrap();
+        let (loud, mut quiet) = if client_is_loud { (client, engine) } else { (engine, client) };
+        let piece = vec![0; 64 << 10];
+        let mut full = 0;
+        eventually("all buffers on the way are full", async || {
+            full = if loud.try_write(&piece).is_err() { full + 1 } else { 0 };
+            full > 20
+        })
+        .await;
+        quiet.write_all(b"tick").await.unwrap();
+        let (mut replies, mut flood) = loud.into_split();
+        let flood = tokio::spawn(async move { while flood.write_all(&piece).await.is_ok() {} });
+        let (mut taken, mut some) = (0, vec![0; 64 << 10]);
+        while taken < TAKEN {
+            taken += timeout(TIMEOUT, quiet.read(&mut some)).await.expect("nothing comes").unwrap();
+        }
+        let mut tick = [0; 4];
+        let read = timeout(TIMEOUT, replies.read_exact(&mut tick)).await;
+        read.expect("the loud side holds up the quiet one").unwrap();
+        assert_eq!(&tick, b"tick");
+        flood.abort();
     }
 }

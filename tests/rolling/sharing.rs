@@ -129,3 +129,20 @@ async fn an_engine_without_sleep_is_stopped_and_a_long_sleep_ends_the_process() 
     };
     timeout(LIMIT, shared).await.expect("took longer than allowed").unwrap();
 }
+
+/// The requests of a take longer than `fleet.drain`, and one always runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_requests_of_one_model_do_not_keep_the_other_one_waiting_for_ever() {
+    let shared = async {
+        let mut rig = rig("16200-16299", "drain = \"100ms\"").await?;
+        let a = Load::of(rig.port, "a");
+        rig.until("a serves", async |_| Ok(a.completed() > 5)).await?;
+        let b = Load::of(rig.port, "b");
+        rig.until("b serves", async |_| Ok(b.completed() > 5)).await?;
+        rig.until("it is the turn of a again", async |rig| Ok(engines(rig).await?[0].1 >= 2)).await?;
+        let (a, b) = tokio::join!(a.end(), b.end());
+        ensure!(a.is_empty() && b.is_empty(), "lost: {a:#?}\n{b:#?}\n{}", rig.log());
+        rig.stop().await
+    };
+    timeout(LIMIT, shared).await.expect("took longer than allowed").unwrap();
+}

@@ -37,7 +37,7 @@ export function reasons(backend) {
   const failed = !serves(engine) && engine?.why;
   const changing = engine && !["serve", "off"].includes(engine.step);
   const phase = changing && `engine: ${words(engine.step)} for ${span(engine.seconds)}${engine.detail ? ", " + engine.detail : ""}`;
-  return [backend.reason, unknown, silent, engine?.taken_back && `a change was taken back: ${engine.taken_back}`, failed, engine?.waits && `waits: ${engine.waits}`, phase].filter(Boolean);
+  return [backend.reason, backend.engine_differs, unknown, silent, engine?.taken_back && `a change was taken back: ${engine.taken_back}`, failed, engine?.waits && `waits: ${engine.waits}`, phase].filter(Boolean);
 }
 
 /** The buttons that fit the state. */

@@ -2,12 +2,13 @@
 //!
 //! `/health` must respond with 200, `/v1/models` must list the models of the pool, and `/version`,
 //! if it exists, must not be older than the gateway supports. Engines that the gateway runs are not
-//! asked: they need not run yet. An alias counts as the aliased model. Different models or context
+//! asked: they need not run yet. A server of another kind than its pool is a failure, unless the
+//! pool has `engine = "auto"`. An alias counts as the aliased model. Different models or context
 //! limits within a pool are named below the table, without a failure: the gateway sends each
 //! backend only requests that it serves.
 //!
-//! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each of the three requests,
-//! [`BYTES`] of each response, and the bounds of [`sluice_fleet::read_models`].
+//! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each request, [`BYTES`] of each
+//! response, and the bounds of [`sluice_fleet::read_models`] and [`sluice_fleet::identify`].
 
 use std::io::Write;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use tokio::task::JoinSet;
 use sluice_config::{Address, Config, Model, Pool, Target};
 use sluice_core::base::ModelId;
 use sluice_core::vllm::version::Version;
-use sluice_fleet::{ModelCard, Unreadable, fetch};
+use sluice_fleet::{ModelCard, Unhealthy, Unreadable, fetch};
 use sluice_gateway::pool::RefusedGateway;
 
 const AT_ONCE: usize = 32;
@@ -33,6 +34,8 @@ struct Question {
     name: String,
     url: String,
     address: Arc<Address>,
+    /// Whether the configuration leaves the kind of engine to probes.
+    is_open: bool,
     models: Vec<String>,
 }
 
@@ -87,7 +90,8 @@ fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
             };
             let (url, address) = (endpoint.to_string(), Arc::new(Address::of(backend)));
             let (models, backend) = (models(config, pool), backend.name.clone());
-            questions.push(Question { pool: index, backend, name, url, address, models });
+            let is_open = pool.engine_is_open();
+            questions.push(Question { pool: index, backend, name, url, address, is_open, models });
         }
     }
     (questions, own)
@@ -139,13 +143,13 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
         Ok((status, _)) => Err(refusal(path, status.as_u16(), question.address.api_key.is_some())),
         Err(error) => Err(error.to_string()),
     };
-    let engine = question.address.engine;
-    sluice_fleet::read_health(&question.address, limit).await.map_err(|why| why.to_string())?;
+    let address = recognised(question, limit).await?;
+    let engine = address.engine;
     if !engine.rules().lists_models {
         return Ok(format!("{}, healthy", engine.label()));
     }
     let has_key = question.address.api_key.is_some();
-    *cards = match sluice_fleet::read_models(&question.address, limit).await {
+    *cards = match sluice_fleet::read_models(&address, limit).await {
         Ok(list) => list.cards,
         Err(Unreadable::Status(status)) => return Err(refusal("/v1/models", status, has_key)),
         Err(why) => return Err(why.to_string()),
@@ -155,10 +159,6 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
         question.models.iter().map(String::as_str).filter(|model| !served.contains(model)).collect();
     if !missing.is_empty() {
         return Err(format!("does not serve {}; it serves {}", names(&missing), names(&served)));
-    }
-    if let Some(other) = sluice_fleet::contradiction(engine, cards) {
-        let (engine, other) = (engine.label(), other.label());
-        return Err(format!("says that it is {other}, and the pool says {engine}: set engine = \"{other}\""));
     }
     let Some(page) = engine.rules().version else {
         return Ok(format!("{}, serves {}", engine.label(), names(&served)));
@@ -170,6 +170,25 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
         }
         Some(version) => Ok(format!("vLLM {version}, serves {}", names(&served))),
         None => Ok(format!("version unknown, serves {}", names(&served))),
+    }
+}
+
+/// The address with the kind that the server is. It is healthy by the pages of this kind.
+async fn recognised(question: &Question, limit: Duration) -> Result<Arc<Address>, String> {
+    let address = &question.address;
+    let health = sluice_fleet::read_health(address, limit).await;
+    if let Err(why @ (Unhealthy::Loading | Unhealthy::Down(_))) = &health {
+        return Err(why.to_string());
+    }
+    let kind = sluice_fleet::identify(address, None, limit).await.ok().flatten().unwrap_or(address.engine);
+    match sluice_fleet::mismatch(address.engine, kind) {
+        Some(_) if question.is_open => {
+            let address = Arc::new(Address { engine: kind, ..Address::clone(address) });
+            sluice_fleet::read_health(&address, limit).await.map_err(|why| why.to_string())?;
+            Ok(address)
+        }
+        Some(advice) => Err(advice),
+        None => health.map(|()| Arc::clone(address)).map_err(|why| why.to_string()),
     }
 }
 

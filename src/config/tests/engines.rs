@@ -4,6 +4,8 @@
 
 use super::problems::one_in;
 use super::read_with;
+use crate::diff;
+use sluice_core::engines::EngineKind;
 
 const SERIAL: &str = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"only\"\nmodels = [\"m\"]\nengine = \"serial\"\n\
     [[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:1\"\n";
@@ -16,7 +18,7 @@ fn one(sets: &[&str], path: &str, part: &str) {
 #[test]
 fn an_unknown_kind_is_an_error() {
     one(&["pool.only.engine=sglan"], "pool[0].engine", "did you mean 'sglang'?");
-    one(&["pool.only.engine=tgi"], "pool[0].engine", "known: vllm, sglang, llama.cpp, triton, openai, serial");
+    one(&["pool.only.engine=tgi"], "pool[0].engine", "known: auto, vllm, sglang, ");
 }
 
 #[test]
@@ -68,4 +70,34 @@ fn several_pools_name_one_triton_for_different_models() {
         let refused = read_with(&text, &[]).err().map(|problems| problems.to_string()).unwrap_or_default();
         assert!(refused.contains("is already backend 'one/a'"), "{refused}");
     }
+}
+
+#[test]
+fn a_found_kind_is_put_only_where_the_file_leaves_it_open_and_the_gateway_starts_no_engine() {
+    let open = SERIAL.replace("engine = \"serial\"\n", "");
+    let started = "\n[[pool.backend]]\nname = \"b\"\nlaunch = { command = [\"vllm\", \"serve\", \"m\"] }\n";
+    for (text, sets, kind) in [
+        (open.clone(), &[][..], EngineKind::Triton),
+        (open.clone(), &["pool.only.engine=auto"], EngineKind::Triton),
+        (open.clone(), &["pool.only.engine=vllm"], EngineKind::Vllm),
+        (open + started, &[], EngineKind::Vllm),
+        (SERIAL.to_owned(), &[], EngineKind::Serial),
+    ] {
+        let mut config = read_with(&text, sets).unwrap().config;
+        let changes = config.put_engines(|pool| (pool == "only").then_some(EngineKind::Triton));
+        let pool = &config.pools[0];
+        assert_eq!((*pool.engine, pool.backends[0].engine), (kind, kind), "{text} {sets:?}");
+        assert_eq!(changes.is_empty(), kind != EngineKind::Triton);
+        assert_eq!(config.put_engines(|_| Some(kind)), [], "nothing changes twice");
+    }
+}
+
+#[test]
+fn the_resolved_configuration_leaves_the_kind_open() {
+    let text = SERIAL.replace("engine = \"serial\"\n", "");
+    let read = |text: &str| read_with(text, &[]).unwrap();
+    let mut loaded = read(&text);
+    loaded.config.put_engines(|_| Some(EngineKind::Sglang));
+    let changes = diff::changes(&read(&text).config, &loaded.config);
+    assert!(changes.is_empty(), "a reload of the same file changes nothing: {changes:?}");
 }

@@ -72,9 +72,9 @@ fn there_is_a_sample_of_every_kind_of_engine() {
         let name = file.unwrap().file_name().into_string().unwrap();
         let config = load(&format!("engines/{name}")).config;
         let pool = &config.pools[0];
-        assert_eq!(pool.backends[0].engine, pool.engine, "{name}");
+        assert_eq!(pool.backends[0].engine, *pool.engine, "{name}");
         assert_eq!(name, format!("{}.toml", pool.engine.label().replace('.', "-")));
-        kinds.push(pool.engine);
+        kinds.push(*pool.engine);
     }
     assert!(EngineKind::ALL.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
     let serial = load("engines/serial.toml").config;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::flag_table::{FlagForm, FlagTable};
-use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage, SlotsPage, translated};
+use super::rules::{BATCH_SLOTS, EngineRules, Health, IdentityPage, MetricsPage, SlotsPage, has_members, translated};
 use crate::openai::Route;
 use crate::vllm::failure::{FailureClass, LogRules};
 use crate::vllm::logs::{LogForm, StartPhase};
@@ -25,6 +25,10 @@ pub(super) const RULES: EngineRules = EngineRules {
     },
     lists_models: true,
     owner: Some("llamacpp"),
+    identity: Some(IdentityPage {
+        path: "/props",
+        is_own: |body| has_members(body, &["default_generation_settings", "total_slots"]),
+    }),
     describes_routes: false,
     version: None,
     metrics: Some(MetricsPage {

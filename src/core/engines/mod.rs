@@ -1,33 +1,27 @@
 //! The kinds of engine that a pool can have.
 //!
-//! | kind | file | server |
-//! |---|---|---|
-//! | | `flag_table.rs` | flags of a program that is not vLLM |
-//! | | `rules.rs` | the facts by which kinds differ |
-//! | `vllm` | `vllm.rs` | vLLM |
-//! | `sglang` | `sglang.rs` | SGLang |
-//! | `llama.cpp` | `llama_cpp.rs` | llama-server |
-//! | `triton` | `triton.rs` | Triton, by the protocol of KServe |
-//! | `openai` | `openai.rs` | any other server with the API of OpenAI |
-//! | `serial` | `serial.rs` | a process that does one job at a time |
+//! | file | content |
+//! |---|---|
+//! | `flag_table.rs` | flags of a program that is not vLLM |
+//! | `rules.rs` | the facts by which kinds differ |
+//! | the others | the facts of one kind, as a constant `RULES` |
 //!
-//! A new kind is a file with a constant, and a line in each of the two lists below.
+//! A new kind is such a file, and a line in the table of `kinds!` below. `cargo fmt` does not see
+//! files that a macro declares: `rustfmt --edition 2024 src/core/engines/*.rs` formats them.
 
 mod flag_table;
 mod rules;
-mod vllm;
-mod sglang;
-mod llama_cpp;
-mod triton;
-mod openai;
-mod serial;
 
 pub use flag_table::{FlagForm, FlagTable};
-pub use rules::{EngineRules, Health, MetricsPage, SlotsPage};
+pub use rules::{EngineRules, Health, IdentityPage, MetricsPage, SlotsPage};
+
+use crate::openai::Route;
 
 /// The table of kinds: name, word in the configuration, file.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $label:literal in $file:ident,)+) => {
+        $(mod $file;)+
+
         labels! {
             /// A kind of engine.
             #[derive(Default, Hash)]
@@ -67,10 +61,16 @@ kinds! {
 }
 
 impl EngineKind {
-    /// The kind that a server names as the owner of its models, if that contradicts this kind.
-    pub fn contradicted_by(self, owner: &str) -> Option<Self> {
-        let own = self.rules().owner?;
-        Self::ALL.into_iter().find(|kind| kind.rules().owner == Some(owner)).filter(|_| own != owner)
+    /// The kind that calls itself this in the list of models.
+    pub fn of_owner(owner: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.rules().owner == Some(owner))
+    }
+
+    /// Whether a server of the other kind is certainly none of this kind: this kind can be
+    /// recognised, or the two have no route in common.
+    pub fn excludes(self, other: Self) -> bool {
+        let both = |route| (self.rules().serves)(route) && (other.rules().serves)(route);
+        self != other && (self.rules().identity.is_some() || !Route::ALL.into_iter().any(both))
     }
 }
 

@@ -16,6 +16,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     judge: |status, _| Health::of_status(status),
     lists_models: true,
     owner: None,
+    identity: None,
     describes_routes: true,
     version: None,
     metrics: None,

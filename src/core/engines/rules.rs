@@ -4,7 +4,10 @@
 //! read the rules of a backend's kind, and never ask which kind it is. Pure: statuses, pages and
 //! routes in, values out.
 
+use std::collections::HashMap;
 use std::time::Duration;
+
+use serde::de::IgnoredAny;
 
 use super::flag_table::FlagTable;
 use crate::openai::Route;
@@ -28,6 +31,8 @@ pub struct EngineRules {
     pub lists_models: bool,
     /// `owned_by` in the list of models; `None`: any server may have the name.
     pub owner: Option<&'static str>,
+    /// The page by which a server of the kind is recognised; `None`: other servers may look alike.
+    pub identity: Option<IdentityPage>,
     /// Whether `/openapi.json` describes the routes.
     pub describes_routes: bool,
     /// The page with the engine's version, if the gateway checks the version.
@@ -54,6 +59,15 @@ pub struct EngineRules {
     pub flags: Option<&'static FlagTable>,
     /// How the log shows the phases of a start, and failures.
     pub log: &'static LogRules,
+}
+
+/// A page that only servers of one kind have.
+#[derive(Debug)]
+pub struct IdentityPage {
+    /// The path.
+    pub path: &'static str,
+    /// Whether the body of a success is that of the kind.
+    pub is_own: fn(&[u8]) -> bool,
 }
 
 /// The state of an engine by the answer to its health page.
@@ -106,6 +120,12 @@ pub(super) fn translated(page: &str, prefix: &str, names: &'static [(&'static st
         let own = written.strip_prefix(prefix)?;
         names.iter().find(|(name, _)| *name == own).map(|(_, translated)| *translated)
     })
+}
+
+/// Whether the body is a JSON object with all these members.
+pub(super) fn has_members(body: &[u8], names: &[&str]) -> bool {
+    let object: Result<HashMap<String, IgnoredAny>, _> = serde_json::from_slice(body);
+    object.is_ok_and(|object| names.iter().all(|name| object.contains_key(*name)))
 }
 
 /// The log of a program of any kind. Phases are not known, so the health page alone shows them.

@@ -20,6 +20,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     judge: |status, _| if status < 500 { Health::Up } else { Health::Down },
     lists_models: false,
     owner: None,
+    identity: None,
     describes_routes: false,
     version: None,
     metrics: None,

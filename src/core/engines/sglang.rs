@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::flag_table::{FlagForm, FlagTable};
-use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage, SlotsPage, translated};
+use super::rules::{BATCH_SLOTS, EngineRules, Health, IdentityPage, MetricsPage, SlotsPage, has_members, translated};
 use crate::openai::Route;
 use crate::vllm::failure::{FailureClass, LogRules};
 use crate::vllm::logs::{LogForm, StartPhase};
@@ -28,6 +28,10 @@ pub(super) const RULES: EngineRules = EngineRules {
     judge: |status, _| if status == 503 { Health::Loading } else { Health::of_status(status) },
     lists_models: true,
     owner: Some("sglang"),
+    identity: Some(IdentityPage {
+        path: "/get_model_info",
+        is_own: |body| has_members(body, &["model_path", "is_generation"]),
+    }),
     describes_routes: true,
     version: None,
     metrics: Some(MetricsPage {

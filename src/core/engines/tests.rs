@@ -66,11 +66,46 @@ fn the_number_of_slots_is_read_from_the_page_of_the_kind() {
 }
 
 #[test]
-fn a_server_that_names_another_kind_is_recognised() {
-    assert_eq!(EngineKind::Vllm.contradicted_by("sglang"), Some(EngineKind::Sglang));
-    assert_eq!(EngineKind::LlamaCpp.contradicted_by("vllm"), Some(EngineKind::Vllm));
-    for (kind, owner) in [(EngineKind::Vllm, "vllm"), (EngineKind::Vllm, "acme"), (EngineKind::OpenAi, "vllm")] {
-        assert_eq!(kind.contradicted_by(owner), None, "{owner}");
+fn a_kind_is_recognised_by_the_owner_of_its_models_and_by_its_own_page() {
+    assert_eq!(EngineKind::of_owner("sglang"), Some(EngineKind::Sglang));
+    assert_eq!(EngineKind::of_owner("acme"), None);
+    let pages = [
+        (EngineKind::Vllm, "vllm:num_requests_running{engine=\"0\"} 1.0\n"),
+        (EngineKind::Sglang, r#"{"model_path":"m","tokenizer_path":"m","is_generation":true,"weight_version":"x"}"#),
+        (EngineKind::LlamaCpp, r#"{"default_generation_settings":{"n_ctx":512},"total_slots":2,"model_path":"m"}"#),
+        (EngineKind::Triton, r#"{"name":"triton","version":"2.60.0","extensions":["statistics"]}"#),
+    ];
+    let others = [
+        "",
+        "{}",
+        "<html>",
+        SGLANG,
+        LLAMA,
+        r#"{"name":"mlserver"}"#,
+        r#"{"model_path":"m"}"#,
+        r#"[["name","triton"]]"#,
+    ];
+    for kind in EngineKind::ALL {
+        let Some(page) = &kind.rules().identity else { continue };
+        for (other, body) in pages {
+            assert_eq!((page.is_own)(body.as_bytes()), kind == other, "{kind:?} {other:?}");
+        }
+        assert!(!others.iter().any(|body| (page.is_own)(body.as_bytes())), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_kind_that_any_server_may_have_excludes_only_servers_without_its_routes() {
+    use EngineKind::{LlamaCpp, OpenAi, Serial, Sglang, Triton, Vllm};
+    for (kind, other) in [(Vllm, Sglang), (LlamaCpp, Vllm), (Triton, Vllm), (OpenAi, Triton), (Serial, Triton)] {
+        assert!(kind.excludes(other), "{kind:?} {other:?}");
+    }
+    for (kind, other) in [(Vllm, Vllm), (OpenAi, Vllm), (OpenAi, LlamaCpp), (Serial, Vllm)] {
+        assert!(!kind.excludes(other), "{kind:?} {other:?}");
+    }
+    // So a kind that is found later changes no default that the file was checked with.
+    for kind in EngineKind::ALL.into_iter().filter(|kind| kind.rules().identity.is_some()) {
+        assert_eq!(kind.rules().slots, EngineKind::default().rules().slots, "{kind:?}");
     }
 }
 

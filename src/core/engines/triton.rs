@@ -7,8 +7,10 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use super::flag_table::{FlagForm, FlagTable};
-use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage, translated};
+use super::rules::{BATCH_SLOTS, EngineRules, Health, IdentityPage, MetricsPage, translated};
 use crate::openai::Route;
 use crate::vllm::failure::{FailureClass, LogRules};
 use crate::vllm::logs::{LogForm, StartPhase};
@@ -20,6 +22,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     judge: |status, _| Health::of_status(status),
     lists_models: false,
     owner: None,
+    identity: Some(IdentityPage { path: "/v2", is_own: is_triton }),
     describes_routes: false,
     version: None,
     metrics: Some(MetricsPage {
@@ -44,6 +47,15 @@ const NAMES: &[(&str, &str)] = &[
     ("inference_exec_count", "iteration_tokens_total_count"),
     ("inference_request_success", "request_success_total"),
 ];
+
+/// The metadata of the server. Other servers with the protocol of KServe have other names.
+fn is_triton(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Server {
+        name: String,
+    }
+    serde_json::from_slice(body).is_ok_and(|Server { name }| name == "triton")
+}
 
 const FLAGS: FlagTable = FlagTable {
     engine: "Triton",

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::rules::{BATCH_SLOTS, EngineRules, Health, MetricsPage};
+use super::rules::{BATCH_SLOTS, EngineRules, Health, IdentityPage, MetricsPage};
 use crate::vllm::failure;
 use crate::vllm::metrics::MetricsSnapshot;
 
@@ -18,6 +18,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     judge: |status, _| Health::of_status(status),
     lists_models: true,
     owner: Some("vllm"),
+    identity: Some(IdentityPage { path: "/metrics", is_own: has_own_metrics }),
     describes_routes: true,
     version: Some("/version"),
     metrics: Some(MetricsPage { port: None, read: MetricsSnapshot::parse, shows_steps: true, counts_tokens: true }),
@@ -31,3 +32,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     flags: None,
     log: &failure::LOG,
 };
+
+fn has_own_metrics(body: &[u8]) -> bool {
+    std::str::from_utf8(body).is_ok_and(|page| MetricsSnapshot::parse(page).samples > 0)
+}

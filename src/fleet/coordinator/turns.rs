@@ -4,13 +4,16 @@
 //! |---|---|
 //! | no engine holds the device | wake the engine with the oldest waiting request |
 //! | one is awake, requests wait for another | it rests, after [`Turn::decide`]'s `stay` |
-//! | one starts, wakes or is being drained | wait |
+//! | one starts, wakes or falls asleep | wait |
+//! | one is drained | wait; it serves on if no request waits for another one any more |
 //! | one waits for a restart after a failure, requests wait for another | it rests at once |
 //! | several hold the device, after a reload | all but one rest |
 //!
 //! No request starves: the engine that had the last turn comes again only if requests wait for no
-//! other one, whatever its own queue is. Among the others the oldest request decides. Time is a
-//! parameter. Bound: one engine and one moment for each shared device.
+//! other one, whatever its own queue is. Among the others the oldest request decides. A drain has
+//! no time limit, and the engine takes no request meanwhile: so a request waits at most for the
+//! longest request that runs, and not for later ones. Time is a parameter. Bound: one engine and
+//! one moment for each shared device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +31,9 @@ pub(super) enum Hold {
     Coming,
     /// It serves.
     Awake,
-    /// It is drained, falls asleep or is stopped.
+    /// It takes no requests, and waits for those that run.
+    Draining,
+    /// It falls asleep or is stopped.
     Leaving,
     /// It waits for its next start after a failure.
     Failing,
@@ -86,17 +91,20 @@ impl<K: Clone + PartialEq> Turn<K> {
             };
         };
         // An engine that could not leave begins a turn anew: its requests wait while it leaves.
-        let begins = matches!(holder.hold, Hold::Coming | Hold::Leaving);
+        let begins = matches!(holder.hold, Hold::Coming | Hold::Draining | Hold::Leaving);
         if self.holder.as_ref() != Some(&holder.name) || begins {
             (self.holder, self.since) = (Some(holder.name.clone()), now);
         }
         let may_rest = match holder.hold {
             Hold::Awake => now.saturating_sub(self.since) >= stay,
             Hold::Failing => true,
-            Hold::Asleep | Hold::Coming | Hold::Leaving | Hold::Away | Hold::Stuck => false,
+            _ => false,
         };
         let is_wanted = |sharer: &Sharer<K>| sharer.hold == Hold::Asleep && sharer.waits_since.is_some();
-        (may_rest && sharers.iter().any(is_wanted)).then(|| Order::Rest(holder.name.clone()))
+        match sharers.iter().any(is_wanted) {
+            true => may_rest.then(|| Order::Rest(holder.name.clone())),
+            false => (holder.hold == Hold::Draining).then(|| Order::Wake(holder.name.clone())),
+        }
     }
 
     /// The sleeping engine to wake: the one with the oldest request, the last holder last.

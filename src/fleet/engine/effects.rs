@@ -3,7 +3,8 @@
 //!
 //! A future may be dropped at any moment, because the engine was lost or a command arrived.
 //! Anything that it began is harmless, or the next step finds it. Every wait is limited: by
-//! `[fleet]`, by the limit of one request, or during a start by [`ReadyRules`].
+//! `[fleet]`, by the limit of one request, or during a start by [`ReadyRules`]; a drain at the end
+//! of a turn (`launch.share`), by the requests that run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,15 +104,18 @@ async fn hung(context: &EngineContext, step: Step) -> String {
 /// Waits for this gateway's requests, then for requests of other gateways, then for other clients'.
 /// Finally records golden prompts.
 async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
-    let limit = context.spec().rules.drain;
     let leaving = context.is_leaving();
+    // If such a drain were given up, the engine could take long requests again and again, while
+    // the requests of another engine wait.
+    let ends_turn = !leaving && context.spec().share().is_some() && context.state.lock().lifecycle.resting;
+    let limit = (!ends_turn).then(|| context.spec().rules.drain);
     let emptied = async {
         loop {
             let running = context.running();
             if running == 0 {
                 break;
             }
-            context.set_detail(context.spec().draining(running));
+            context.set_detail(context.spec().draining(running, limit));
             sleep(POLL).await;
         }
         // A shutdown waits only for this gateway's requests.
@@ -126,7 +130,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     };
     let emptied = async {
         tokio::select! {
-            emptied = timeout(limit, emptied) => emptied,
+            emptied = timeout(limit.unwrap_or(Duration::MAX), emptied) => emptied,
             () = context.fast_shutdown.cancelled(), if leaving => Ok(()),
         }
     };
@@ -137,7 +141,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
         };
         return Err(StepFailure::temporary(format!(
             "{left} after {:.0} s (fleet.drain); try again later, raise it, or restart with --cut",
-            limit.as_secs_f64()
+            limit.unwrap_or_default().as_secs_f64()
         )));
     }
     confirm_replacement(context).await?;

@@ -55,17 +55,20 @@ pub struct EngineSpec {
     pub request_timeout: Duration,
 }
 
-fn draining(running: u32, moves_after: Option<Duration>, limit: Duration) -> String {
-    let moves =
-        moves_after.map(|after| format!("streams move after {:.0} s (drain.move_after), ", after.as_secs_f64()));
-    let (moves, limit) = (moves.unwrap_or_default(), limit.as_secs_f64());
-    format!("{running} requests in flight; {moves}given up after {limit:.0} s (fleet.drain)")
+fn draining(running: u32, moves_after: Option<Duration>, limit: Option<Duration>) -> String {
+    let moves = moves_after.map(|after| format!("streams move after {:.0} s (drain.move_after)", after.as_secs_f64()));
+    let end = match limit {
+        Some(limit) => format!("given up after {:.0} s (fleet.drain)", limit.as_secs_f64()),
+        None => "another model waits for its turn".to_owned(),
+    };
+    let texts: Vec<String> = moves.into_iter().chain([end]).collect();
+    format!("{running} requests in flight; {}", texts.join(", "))
 }
 
 impl EngineSpec {
     /// The state of a drain with this many requests, and both of its limits.
-    pub(crate) fn draining(&self, running: u32) -> String {
-        draining(running, self.moves_after, self.rules.drain)
+    pub(crate) fn draining(&self, running: u32, limit: Option<Duration>) -> String {
+        draining(running, self.moves_after, limit)
     }
 
     pub(crate) fn setup(&self) -> Setup {
@@ -130,11 +133,12 @@ mod tests {
 
     #[test]
     fn a_drain_says_when_streams_move_and_when_it_is_given_up() {
-        let of = |moves| draining(3, moves, Duration::from_secs(300));
+        let of = |moves| draining(3, moves, Some(Duration::from_secs(300)));
         assert_eq!(
             of(Some(Duration::from_secs(5))),
             "3 requests in flight; streams move after 5 s (drain.move_after), given up after 300 s (fleet.drain)"
         );
         assert_eq!(of(None), "3 requests in flight; given up after 300 s (fleet.drain)");
+        assert_eq!(draining(1, None, None), "1 requests in flight; another model waits for its turn");
     }
 }

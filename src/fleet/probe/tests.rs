@@ -136,6 +136,7 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
         up: Ok(()),
         models: None,
         routes: None,
+        kind: None,
         cache_tokens: None,
         adapter_slots: None,
         slots: None,
@@ -178,6 +179,62 @@ async fn the_routes_of_an_engine_are_read_again_after_a_later_refusal_but_not_at
     prober.states.values_mut().for_each(|state| state.routes_at = None);
     prober.probe_all(&rules()).await;
     assert!(!due(&prober));
+}
+
+/// A Triton: it has no health page of another kind. Each path that was asked for is sent.
+async fn triton() -> (u16, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let (paths, asked) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = socket.accept().await {
+            let mut request = [0; 1024];
+            let length = connection.read(&mut request).await.unwrap_or(0);
+            let text = String::from_utf8_lossy(&request[..length]).into_owned();
+            let path = text.split(' ').nth(1).unwrap_or_default().to_owned();
+            let (status, body) = match path.as_str() {
+                "/v2" => ("200 OK", r#"{"name":"triton"}"#),
+                "/v2/health/ready" => ("200 OK", ""),
+                _ => ("404 Not Found", ""),
+            };
+            let _ = paths.send(path);
+            let response = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            let _ = connection.write_all(response.as_bytes()).await;
+        }
+    });
+    (port, asked)
+}
+
+#[tokio::test]
+async fn a_server_without_the_health_page_of_its_pool_is_asked_for_its_kind_but_not_at_every_probe() {
+    let (port, mut asked) = triton().await;
+    let mut prober = prober(&[port]);
+    prober.probe_all(&rules()).await;
+    let view = prober.admission.view();
+    assert!(std::mem::take(&mut prober.kinds_changed), "the reader is informed");
+    assert_eq!(prober.kinds.of_pools(&view), [("p".to_owned(), EngineKind::Triton)].into());
+    let news = prober.kinds.news(&view);
+    assert!(
+        news.len() == 1 && news[0].0 == format!("p/{port}") && news[0].1.contains("engine = \"triton\""),
+        "{news:?}"
+    );
+    assert!(prober.kinds.news(&view).is_empty(), "once");
+    while asked.try_recv().is_ok() {}
+    prober.probe_all(&rules()).await;
+    assert_eq!(asked.try_recv().as_deref(), Ok("/health"));
+    assert!(asked.try_recv().is_err(), "the kind is known for a while");
+    assert!(!prober.kinds_changed);
+}
+
+#[tokio::test]
+async fn an_engine_that_is_up_is_asked_for_its_kind_once() {
+    let mut prober = prober(&[engine(false).await]);
+    for _ in 0..2 {
+        prober.probe_all(&rules()).await;
+        assert!(prober.kinds.of_pools(&prober.admission.view()).is_empty(), "no answer is certain");
+        let state = prober.states.values().next().unwrap();
+        assert!(state.is_kind_known && !prober.kinds_changed);
+    }
 }
 
 #[test]

@@ -314,7 +314,7 @@ impl PoolRoute {
             usage: pool.usage,
             objectives: Classes::objectives(config, pool),
             fair: pool.queue.fair.clone().unwrap_or(usual),
-            engine: pool.engine,
+            engine: *pool.engine,
             cost: pool.cost.as_ref().map(|cost| JobCost {
                 rule: cost.rule(),
                 unit: cost.unit.as_str().into(),

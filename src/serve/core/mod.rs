@@ -9,6 +9,7 @@
 mod error;
 mod counters;
 mod in_force;
+mod kinds;
 mod served;
 mod probing;
 
@@ -23,7 +24,7 @@ use tokio::time::Instant;
 use crate::cluster;
 use sluice_config::Config;
 use sluice_core::base::BackendId;
-use sluice_fleet::{Fleet, ReportedModels};
+use sluice_fleet::{Fleet, FoundKinds, ReportedModels};
 use sluice_gateway::flow::LearnedState;
 use sluice_gateway::pool::{Admission, PoolLayout};
 use sluice_gateway::proxy::{ClientLimits, ProxyFlow};
@@ -62,6 +63,7 @@ pub struct Core {
     pub(crate) source: Source,
     pub(crate) learned: LearnedState,
     pub(crate) reported: Arc<ReportedModels>,
+    pub(crate) kinds: Arc<FoundKinds>,
     pub(crate) clients: Arc<ClientLimits>,
     pub(crate) started: Instant,
     pub(crate) cluster: Option<Arc<cluster::View>>,

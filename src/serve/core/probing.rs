@@ -44,6 +44,12 @@ impl Core {
         prober.forwards_keys = !self.flow.routing_table().keys.is_required();
         prober.await_models = self.learned.experiments.is_any_waiting();
         let changed = prober.probe_all(&rules).await;
+        if std::mem::take(&mut prober.kinds_changed) {
+            let core = Arc::clone(self);
+            if let Err(error) = tokio::task::spawn_blocking(move || core.use_found_kinds()).await {
+                tracing::error!(%error, "the kinds of engine could not be put in force");
+            }
+        }
         self.note_served_models();
         if !changed && !self.flow.has_replaced_tables() {
             return;

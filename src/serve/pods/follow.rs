@@ -198,7 +198,7 @@ impl Followers {
 
 async fn prepare(config: &Config, pool: &str, query: &PodQuery, job: &Job) -> (Result<(), String>, Result<(), String>) {
     let pool = config.pools.iter().find(|own| own.name == pool);
-    let Some((pods, engine)) = pool.and_then(|own| Some((own.kubernetes.as_ref()?, own.engine))) else {
+    let Some((pods, engine)) = pool.and_then(|own| Some((own.kubernetes.as_ref()?, *own.engine))) else {
         return (Err("its pool is gone".to_owned()), Ok(()));
     };
     if job.warm_up {

@@ -110,6 +110,7 @@ impl Reloader {
         let before = self.core.loaded.lock().counters.clone();
         let counters = load_counters(&config, Some((&running, &before)))?;
         let mut moved = false;
+        self.core.put_kinds(&mut config);
         self.pods.put(&mut config);
         self.open_journal(&config)?;
         if engines::any(&config) {

@@ -48,6 +48,19 @@ fn an_engine_that_could_not_leave_begins_a_turn() {
 }
 
 #[test]
+fn a_drain_lasts_until_its_requests_end_or_no_request_waits_for_another_engine() {
+    let mut turn = Turn::default();
+    let seen = |hold, other| [sharer(0, hold, Some(1)), sharer(1, Hold::Asleep, other)];
+    assert_eq!(turn.decide(&seen(Hold::Awake, Some(1)), at(1), STAY), None);
+    assert_eq!(turn.decide(&seen(Hold::Awake, Some(1)), at(3), STAY), Some(Order::Rest(0)));
+    assert_eq!(turn.decide(&seen(Hold::Draining, Some(1)), at(3_600), STAY), None, "its own queue is no reason");
+    assert_eq!(turn.decide(&seen(Hold::Draining, None), at(3_601), STAY), Some(Order::Wake(0)), "it serves on");
+    assert_eq!(turn.decide(&seen(Hold::Leaving, None), at(3_601), STAY), None, "it falls asleep");
+    assert_eq!(turn.decide(&seen(Hold::Awake, Some(3_602)), at(3_602), STAY), None, "that began a turn");
+    assert_eq!(turn.decide(&seen(Hold::Awake, Some(3_602)), at(3_603), STAY), Some(Order::Rest(0)));
+}
+
+#[test]
 fn an_engine_that_fails_leaves_at_once_and_one_that_an_operator_has_is_passed_over() {
     let mut turn = Turn::default();
     let failing = [sharer(0, Hold::Failing, Some(1)), sharer(1, Hold::Asleep, Some(9))];
@@ -94,15 +107,18 @@ impl World {
         let order = self.turn.decide(&self.sharers(), self.now, STAY);
         match order {
             Some(Order::Wake(name)) => {
-                assert!(self.holds.iter().all(|hold| !hold.is_held()), "woken beside another one: {self:?}");
-                assert!(self.waits[usize::from(name)].is_some(), "woken without a request: {self:?}");
-                self.holds[usize::from(name)] = Hold::Coming;
+                let name = usize::from(name);
+                let mut others = self.holds.iter().enumerate().filter(|(at, _)| *at != name);
+                assert!(others.all(|(_, hold)| !hold.is_held()), "woken beside another one: {self:?}");
+                let drains = self.holds[name] == Hold::Draining;
+                assert!(drains || self.waits[name].is_some(), "woken without a request: {self:?}");
+                self.holds[name] = if drains { Hold::Awake } else { Hold::Coming };
             }
             Some(Order::Rest(name)) => {
                 let hold = &mut self.holds[usize::from(name)];
                 let stayed = self.turn.since == since && self.now - since >= STAY;
                 assert!(*hold == Hold::Failing || (*hold == Hold::Awake && stayed), "too early: {order:?}");
-                *hold = Hold::Leaving;
+                *hold = Hold::Draining;
             }
             None => {}
         }
@@ -116,6 +132,7 @@ impl World {
             let next: &[Hold] = match self.holds[engine] {
                 Hold::Coming => &[Hold::Awake, Hold::Failing, Hold::Away],
                 Hold::Awake => &[Hold::Failing],
+                Hold::Draining => &[Hold::Leaving, Hold::Awake, Hold::Stuck],
                 Hold::Leaving => &[Hold::Asleep, Hold::Awake, Hold::Stuck],
                 Hold::Failing => &[Hold::Coming],
                 Hold::Away | Hold::Stuck => &[Hold::Asleep],
@@ -174,7 +191,7 @@ proptest! {
     ) {
         let mut world = World::new(engines);
         let (come, leave) = (3u64, 2u64);
-        let longest = at(2 * engines as u64 * (come * 2 + leave + STAY.as_secs() + 2));
+        let longest = at(2 * engines as u64 * (come * 2 + leave + 1 + STAY.as_secs() + 2));
         let mut left = 0;
         for (engine, chance) in events {
             world.now += at(1);
@@ -195,6 +212,10 @@ proptest! {
                     (Hold::Failing, 0) => {
                         world.holds[holder] = Hold::Coming;
                         left = come;
+                    }
+                    (Hold::Draining, 0) => {
+                        world.holds[holder] = Hold::Leaving;
+                        left = 1;
                     }
                     (Hold::Leaving, 0) => world.holds[holder] = Hold::Asleep,
                     _ => {}
