@@ -144,7 +144,9 @@ fn accepted_drafts_count_as_tokens() {
                 (*at, delta(r#"{"content":"a"}"#, &if continuous { usage(tokens) } else { String::new() }))
             })
             .collect();
-        events.push((125, [last(), usage_event(tokens), DONE.to_owned()].concat()));
+        let rest = if continuous { usage(tokens) } else { String::new() };
+        let finish = last().replacen("}]}", &format!("}}]{rest}}}"), 1);
+        events.push((125, [finish, usage_event(tokens), DONE.to_owned()].concat()));
         let chunks: Vec<(u64, &[u8])> = events.iter().map(|(at, event)| (*at, event.as_bytes())).collect();
         run(Strip::Nothing, &chunks).1
     };
