@@ -13,3 +13,4 @@ pub mod failure;
 pub mod logs;
 pub mod kv_size;
 pub mod metrics;
+pub mod rank_page;

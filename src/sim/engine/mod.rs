@@ -24,6 +24,7 @@ mod schedule;
 mod sequence;
 mod step;
 mod step_plan;
+mod timing;
 #[cfg(test)]
 mod tests;
 
@@ -34,3 +35,4 @@ pub use id::SequenceId;
 pub use outcome::{Admitted, Emitted, PrefixStats, StepOutcome};
 pub use request::{EngineConfig, EngineError, Pause, Policy, Request};
 pub use step::Engine;
+pub use timing::Timing;
