@@ -384,7 +384,7 @@ impl Status {
                 .backends
                 .iter()
                 .map(|backend| BackendStatus {
-                    engine: engine(&pool.name, &backend.name).filter(|_| !backend.removed),
+                    engine: engine(&pool.name, &backend.engine_name()).filter(|_| !backend.removed),
                     ..BackendStatus::new(backend, now)
                 })
                 .collect(),
@@ -476,12 +476,18 @@ pub fn find(pools: &[PoolView], pool: &str, backend: &str) -> Result<BackendId, 
     let mut staying = found.backends.iter().filter(|view| !view.removed);
     match staying.clone().find(|view| &*view.name == backend) {
         Some(view) => Ok(view.id),
+        // The server of several ranks, by the name in the file.
+        None if let Some(view) = staying.clone().find(|view| is_server(view, backend)) => Ok(view.id),
         None => Err(NoSuchBackend::Backend {
             pool: pool.to_owned(),
             backend: backend.to_owned(),
             known: names(staying.by_ref().map(|view| &*view.name)),
         }),
     }
+}
+
+fn is_server(view: &BackendView, name: &str) -> bool {
+    view.address.rank == Some(0) && view.name.strip_suffix("-0") == Some(name)
 }
 
 const NAMES_SHOWN: usize = 20;

@@ -220,9 +220,21 @@ fn story(request: &RequestView) -> String {
     );
     let ttft = request.backend_ttft_ms.unwrap_or(0.0);
     let decode = request.e2el_ms.zip(request.ttft_ms).map_or(0.0, |(e2el, ttft)| e2el - ttft);
+    // The engine's own times, if it reports them; the rest of the wait is between the two programs.
+    let (queue, prefill) = (request.engine_queue_ms, request.engine_prefill_ms);
+    let reported = queue.zip(prefill).filter(|_| request.backend_ttft_ms.is_some());
+    let (queue, prefill) = reported.map_or((0.0, 0.0), |(queue, prefill)| (queue.min(ttft), prefill.min(ttft)));
+    let rest = (ttft - queue - prefill).max(0.0);
+    let until = if reported.is_some() {
+        "between gateway and engine, before the first token"
+    } else {
+        "until the engine's first token"
+    };
     let parts = [
         ("in the queue of the gateway", request.queue_ms),
-        ("until the engine's first token", ttft),
+        ("in the queue of the engine", queue),
+        ("in the engine's prefill, until the first token", prefill),
+        (until, rest),
         ("between the first and the last token", decode),
         ("waiting for the client to read", request.client_wait_ms),
         ("to connect", request.connect_ms),

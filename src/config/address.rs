@@ -28,6 +28,8 @@ pub struct Address {
     pub api_key: Option<Secret>,
     /// The kind of engine that listens there.
     pub engine: EngineKind,
+    /// The data-parallel rank that gets the requests; `None`: the engine chooses.
+    pub rank: Option<u16>,
     /// The port of the engine's metrics page, if it differs from the port of the endpoint.
     pub metrics_port: Option<u16>,
 }
@@ -36,13 +38,18 @@ impl Address {
     /// The address of the vLLM server at `endpoint`.
     pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
         let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
-        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm, metrics_port: None }
+        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm, rank: None, metrics_port: None }
     }
 
     /// The address of a configured backend and the means of connecting to it.
     pub fn of(backend: &Backend) -> Self {
         let address = Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone());
-        Self { engine: backend.engine, metrics_port: backend.metrics_port, ..address }
+        Self { engine: backend.engine, rank: backend.rank, metrics_port: backend.metrics_port, ..address }
+    }
+
+    /// Whether `other` is another rank of the same server, or the same rank.
+    pub fn is_same_server(&self, other: &Self) -> bool {
+        self.rank.is_some() && other.rank.is_some() && self.endpoint == other.endpoint
     }
 
     /// The address of the metrics page, on a separate port or the same; `None`: there is no page.
@@ -50,6 +57,7 @@ impl Address {
         let port = self.metrics_port.or(self.engine.rules().metrics.as_ref()?.port);
         let Some(port) = port.filter(|port| *port != self.endpoint.port) else { return Some(Cow::Borrowed(self)) };
         let endpoint = Endpoint { port, prefix: String::new(), ..self.endpoint.clone() };
-        Some(Cow::Owned(Self { engine: self.engine, ..Self::new(endpoint, self.tls.clone(), self.api_key.clone()) }))
+        let page = Self::new(endpoint, self.tls.clone(), self.api_key.clone());
+        Some(Cow::Owned(Self { engine: self.engine, rank: self.rank, ..page }))
     }
 }

@@ -42,6 +42,15 @@ table! {
         /// Port of the engine's metrics page, if it is not the port of requests.
         pub(super) metrics_port: Option<u16> =
             optional("8002 with engine = \"triton\", otherwise the port of requests").example("8002");
+        /// Data-parallel ranks of the vLLM server (--data-parallel-size), each with a queue and a
+        /// KV cache of its own. Each rank counts as a backend (NAME-0, NAME-1, ...) with the limits
+        /// of the pool, and gets requests by X-Data-Parallel-Rank. Health, drain and restart
+        /// concern the server, with all ranks.
+        pub(super) ranks: Option<u16> =
+            optional("as the pool; without it vLLM spreads the requests over its ranks, which count as one backend")
+                .within("1", limits::RANKS).example("4");
+        /// One of the ranks, where the file lists ranks separately, such as in different pools.
+        pub(super) rank: Option<u16> = optional("as `ranks` sets it").within("0", limits::RANK).example("0");
         /// TLS to this engine, in place of the table of the pool.
         pub(super) tls: Option<UpstreamTls> = optional("as the pool");
         /// How the gateway runs the engine on this machine, in place of `url`.
@@ -132,6 +141,8 @@ pub struct Backend {
     pub engine: EngineKind,
     /// The port of the metrics page, if the backend names one.
     pub metrics_port: Option<u16>,
+    /// The data-parallel rank that gets the requests; `None`: the engine chooses.
+    pub rank: Option<u16>,
 }
 
 /// The address of a backend, and who runs the engine.
@@ -254,7 +265,7 @@ impl Setting for Backend {
     const SHAPE: Shape = BackendTable::SHAPE;
 
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let BackendTable { name, url, weight, api_key, metrics_port, tls, launch, control } =
+        let BackendTable { name, url, weight, api_key, metrics_port, ranks: _, rank, tls, launch, control } =
             BackendTable::read(written, place, key, report)?;
         let is_written = |key: &str| report.is_written(&format!("{}.{key}", place.path));
         let problem = match (is_written("url"), is_written("launch")) {
@@ -276,18 +287,21 @@ impl Setting for Backend {
             (None, None, url) => Target::Url(url),
         };
         let engine = EngineKind::default();
-        Some(Self { name, target, weight, api_key, tls, connection: None, cordoned: false, engine, metrics_port })
+        let (connection, cordoned) = (None, false);
+        Some(Self { name, target, weight, api_key, tls, connection, cordoned, engine, metrics_port, rank })
     }
 
     fn show(&self, names: &Names) -> Shown {
-        let Self { name, target, weight, api_key, metrics_port, tls, .. } = self.clone();
+        let Self { name, target, weight, api_key, metrics_port, rank, tls, .. } = self.clone();
         let identity = format!("{name} {}", target.endpoint());
         let (url, launch, control) = match target {
             Target::Url(url) | Target::Pod(url, _) => (Some(url), None, None),
             Target::Launch(launch) => (None, Some(launch), None),
             Target::Control(url, control) => (Some(url), None, Some(control)),
         };
-        let mut shown = BackendTable { name, url, weight, api_key, metrics_port, tls, launch, control }.show(names);
+        let ranks = None;
+        let mut shown =
+            BackendTable { name, url, weight, api_key, metrics_port, ranks, rank, tls, launch, control }.show(names);
         if let Shown::Table(table) = &mut shown {
             table.identity = identity;
         }

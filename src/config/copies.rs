@@ -1,4 +1,5 @@
-//! `launch.copies`: one backend of the file stands for several equal processes.
+//! `launch.copies`: one backend of the file stands for several equal processes. `ranks.rs` repeats
+//! each for the ranks of the process.
 //!
 //! The document is changed before it is read, so the rest of the gateway knows only backends with
 //! one process each. Copy `i` of the backend `worker` is the backend `worker-i`. It gets the port
@@ -13,28 +14,35 @@
 use super::file::{Document, Entry, Table, Value};
 use super::limits::{MAX_BACKENDS, MAX_COPIES};
 use super::problem::{Problem, Situation};
+use super::ranks;
 
-/// Replaces each backend that has `launch.copies` by the copies. Returns the paths of all copies
-/// but the first of each backend.
+/// Replaces each backend that has `launch.copies` by the copies, and each that has `ranks` by the
+/// ranks. Returns the paths of all copies and ranks but the first of each backend.
 pub(super) fn expand(document: &mut Document, problems: &mut Vec<Problem>) -> Vec<String> {
     let mut further = Vec::new();
     let mut count = 0;
     let Some(Entry { value: Value::List(pools), .. }) = document.root.get_mut("pool") else { return further };
     for (index, pool) in pools.iter_mut().enumerate() {
         let Value::Table(pool) = &mut pool.value else { continue };
+        let ranks_of_pool = ranks::of_pool(pool);
         let Some(Entry { value: Value::List(backends), .. }) = pool.get_mut("backend") else { continue };
         let written = std::mem::take(backends);
         for backend in written {
             let path = |number: usize| format!("pool[{index}].backend[{number}]");
             let first = backends.len();
-            match copies(&backend).filter(|_| count <= MAX_BACKENDS) {
+            let own = match copies(&backend) {
+                _ if count > MAX_BACKENDS => vec![backend],
                 Some(copies) => {
                     problems.extend(beyond_ports(&backend, copies, &path(first)));
-                    backends.extend((0..copies).map(|number| copy(&backend, number)));
-                    further.extend((first + 1..backends.len()).map(path));
+                    (0..copies).map(|number| copy(&backend, number)).collect()
                 }
-                None => backends.push(backend),
-            }
+                None => vec![backend],
+            };
+            backends.extend(own.into_iter().flat_map(|own| match count > MAX_BACKENDS {
+                true => vec![own],
+                false => ranks::expand(own, ranks_of_pool),
+            }));
+            further.extend((first + 1..backends.len()).map(path));
             count += backends.len() - first;
         }
     }

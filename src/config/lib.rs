@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   file.rs  TOML with the line of every value  <- set.rs applies --set, added.rs adds experiments
-//!      |     copies.rs repeats backends
+//!      |     copies.rs and ranks.rs repeat backends
 //!      |     key.rs, table.rs, setting.rs, value.rs read it by the definitions; report.rs collects
 //!      |     every problem
 //!   root.rs  Config    <- rules.rs, coverage.rs, experiment_rules.rs check rules of several keys
@@ -64,6 +64,7 @@ mod job;
 mod token_limit;
 mod pool_engine;
 mod pool;
+mod ranks;
 mod class;
 mod fleet;
 mod tuner;
@@ -110,6 +111,7 @@ pub use pool::{LongPrefix, Order, Policy, Pool, PromptRange, Queue, SchedulingPo
 pub use pool_engine::PoolEngine;
 pub use problem::{Problem, Problems, Situation, Suggestion};
 pub use proxies::AddressRange;
+pub use ranks::engine_name;
 pub use records::Records;
 pub use reference::reference;
 pub use report::Surroundings;

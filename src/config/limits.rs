@@ -18,6 +18,11 @@ pub const MAX_BACKENDS: usize = 1_024;
 pub(super) const MAX_COPIES: usize = 64;
 /// [`MAX_COPIES`] as written in a configuration.
 pub(super) const COPIES: &str = "64";
+/// Data-parallel ranks of one backend: one rank on each GPU of 32 hosts.
+pub(super) const MAX_RANKS: i64 = 256;
+/// [`MAX_RANKS`] and the highest rank as written in a configuration.
+pub(super) const RANKS: &str = "256";
+pub(super) const RANK: &str = "255";
 /// Model names (aliases not counted): label values, and one token estimator each.
 pub const MAX_MODELS: usize = 512;
 /// Classes: each is a label value of the metrics with latencies.

@@ -80,6 +80,7 @@ impl Pods {
             cordoned: pod.cordoned,
             engine,
             metrics_port: None,
+            rank: None,
         }
     }
 }

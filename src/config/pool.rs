@@ -61,6 +61,8 @@ table! {
         /// Triton with the protocol of KServe. "serial" is a process that does one job at a time
         /// (speech, images, a Flask program), one backend for each process.
         pub engine: PoolEngine = default("auto");
+        /// Data-parallel ranks of each vLLM server of the pool; see pool.backend.ranks.
+        pub ranks: Option<u16> = optional("as each backend says").within("1", limits::RANKS).example("4");
         /// Limit of sequences in flight per backend. A request takes its prompts or inputs times n,
         /// and gets 400 if that is more than the limit. Lower it when the engine's own queue grows.
         /// Engines that report fewer slots (llama.cpp, SGLang) get no more than they report. The

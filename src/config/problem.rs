@@ -189,6 +189,16 @@ pub enum Situation {
     NeitherUrlNorLaunch,
     #[error("control is for an engine at a url; an engine that the gateway launches needs no control commands")]
     ControlWithoutUrl,
+    #[error("ranks are for engine = \"vllm\"; an engine of another kind does not read X-Data-Parallel-Rank")]
+    RanksOfOtherKind,
+    #[error("ranks are for backends that the file lists; remove it, and vLLM balances the ranks of a pod")]
+    RanksOfPods,
+    #[error("a backend is one rank or has several; remove rank or ranks")]
+    RankAndRanks,
+    #[error("a rank of an engine that the gateway runs follows rank 0; write ranks = N in place of rank")]
+    RankAlone,
+    #[error("engines with ranks cannot start on demand; remove ranks, or autoscale.apply and launch.share")]
+    RanksOnDemand,
     #[error("{copies} copies from port {first} on would need ports up to {last}; lower port, or leave it out")]
     PortsOfCopies { copies: usize, first: i64, last: i64 },
     #[error(

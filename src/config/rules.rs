@@ -22,6 +22,7 @@ use super::model::{Model, ModelScope};
 use super::pool::Pool;
 use super::problem::Situation;
 use super::put_pods;
+use super::ranks;
 use super::report::{Claimed, Report};
 use super::root::Config;
 use super::server::{AccessLog, LogTarget, Server, Slo};
@@ -84,6 +85,7 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         *classes = class::derived(pools);
     }
     check_endpoints(pools, server, report);
+    pools.iter().enumerate().for_each(|(index, pool)| ranks::check(index, pool, report));
     if let Some(cluster) = cluster {
         cluster.check(report);
         if cluster.leader != ClusterLeader::None {
@@ -375,10 +377,18 @@ fn are_apart(one: &Pool, other: &Pool) -> bool {
     }
 }
 
+/// A backend at an address.
+struct Seen {
+    pool: usize,
+    name: String,
+    is_launched: bool,
+    rank: Option<u16>,
+}
+
 /// Checks that each backend is listed once, because a backend in two pools would get the limits
 /// twice, and that none is the gateway itself.
 fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
-    let mut seen: BTreeMap<Endpoint, Vec<(usize, String, bool)>> = BTreeMap::new();
+    let mut seen: BTreeMap<Endpoint, Vec<Seen>> = BTreeMap::new();
     let mut count = 0;
     for (index, pool) in pools.iter().enumerate() {
         for (number, backend) in pool.backends.iter().enumerate() {
@@ -396,16 +406,20 @@ fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
             }
             let is_launched = matches!(backend.target, Target::Launch(_));
             let earlier = seen.entry(endpoint.clone()).or_default();
-            let is_same = |at: usize| at == index || !are_apart(&pools[at], pool);
-            if let Some((_, first, launched)) = earlier.iter().find(|(at, ..)| is_same(*at)) {
-                let first = first.clone();
-                let situation = match is_launched && *launched {
+            let is_same = |other: &Seen| {
+                let other_rank = other.rank.zip(backend.rank).is_some_and(|(one, other)| one != other);
+                !other_rank && (other.pool == index || !are_apart(&pools[other.pool], pool))
+            };
+            if let Some(other) = earlier.iter().find(|other| is_same(other)) {
+                let first = other.name.clone();
+                let situation = match is_launched && other.is_launched {
                     true => Situation::SamePort { port: endpoint.port, first },
                     false => Situation::SameEndpoint { endpoint: endpoint.to_string(), first },
                 };
                 report.add_at(&path, situation);
             }
-            earlier.push((index, format!("{}/{}", pool.name, backend.name), is_launched));
+            let (name, rank) = (format!("{}/{}", pool.name, backend.name), backend.rank);
+            earlier.push(Seen { pool: index, name, is_launched, rank });
         }
     }
     if count > limits::MAX_BACKENDS {

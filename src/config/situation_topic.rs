@@ -49,6 +49,8 @@ impl Situation {
             }
             Self::SameEndpoint { .. } | Self::OwnAddress { .. } | Self::EmptyCommand => Topic::Backends,
             Self::PortsOfCopies { .. } | Self::SamePort { .. } | Self::GpuName { .. } => Topic::Backends,
+            Self::RanksOfOtherKind | Self::RanksOfPods | Self::RankAndRanks | Self::RankAlone => Topic::Backends,
+            Self::RanksOnDemand => Topic::Backends,
             Self::Address { .. } | Self::AdminIsListen { .. } | Self::HostName { .. } => Topic::Addresses,
             Self::ProxyWithoutTrust => Topic::Addresses,
             Self::AdminOpen { .. } | Self::Open { .. } => Topic::Addresses,

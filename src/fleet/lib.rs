@@ -22,6 +22,7 @@ mod lead;
 mod models;
 mod other_gateways;
 pub mod ports;
+mod probed_ranks;
 mod probe;
 mod ready;
 mod silent_streams;

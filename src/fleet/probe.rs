@@ -9,6 +9,7 @@
 //! | | | while a caller waits for a model; after an unexpected refusal |
 //! | `/openapi.json` | routes | after a refused route, at most every [`MODELS_INTERVAL`] |
 //! | `/metrics` | prefix cache, adapter slots | after a start or recovery; with LoRA adapters |
+//! | | data-parallel ranks (`probed_ranks.rs`) | and with the models of a backend with a rank |
 //! | slots page | sequences that run at once | with the models, if the kind has such a page |
 //! | pages of kinds | the kind (`engine_kind.rs`) | after a start or recovery; without `/health` |
 //!
@@ -41,10 +42,12 @@ use super::engine_health::{Unhealthy, read_health};
 use super::engine_kind::{FoundKinds, identify};
 use super::http::fetch;
 use super::models::{ModelList, ReportedModels, Unreadable, read_models, read_routes};
+use super::probed_ranks::ProbedRanks;
 use sluice_config::{Address, Health};
 use sluice_core::base::BackendId;
 use sluice_core::engines::{EngineKind, SlotsPage};
 use sluice_core::vllm::metrics;
+use sluice_core::vllm::rank_page::{of_rank, ranks};
 use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGateway, RouteSet, Served};
 
 /// Time between readings of the models of a backend that is up; minimum time between readings of
@@ -68,6 +71,7 @@ struct ProbeState {
     routes_at: Option<Instant>,
     /// Since when a suspect shows these counters, or does not respond (`None`).
     suspected: Option<(Instant, Option<WorkCounters>)>,
+    ranks: ProbedRanks,
 }
 
 /// Values that change while an engine works.
@@ -132,6 +136,8 @@ struct ProbeResult {
     adapter_slots: Option<u64>,
     /// Sequences that the engine runs at once.
     slots: Option<u32>,
+    /// The data-parallel ranks of the engine; none: unknown.
+    ranks: Vec<u16>,
     activity: Option<Activity>,
 }
 
@@ -262,11 +268,27 @@ impl Prober {
         }
     }
 
-    fn apply(&mut self, result: ProbeResult, limit: Duration) -> bool {
+    /// Notes the ranks of the engine. If it lacks the rank of the backend, the backend is down.
+    fn note_ranks(&mut self, result: &mut ProbeResult) {
+        let Some(state) = self.states.get_mut(&result.id) else { return };
+        if !result.ranks.is_empty() {
+            let configured = match result.address.rank {
+                Some(_) => self.admission.ranks_at(&result.address),
+                None => Vec::new(),
+            };
+            state.ranks.note(&result.name, &result.address, &result.ranks, &configured);
+        }
+        if let (Ok(()), Some(why)) = (&result.up, state.ranks.missing()) {
+            result.up = Err(Unhealthy::Down(why.clone()));
+        }
+    }
+
+    fn apply(&mut self, mut result: ProbeResult, limit: Duration) -> bool {
         let now = Instant::now();
         if !self.admission.is_same_backend(result.id, &result.name, &result.address) {
             return false;
         }
+        self.note_ranks(&mut result);
         // Models count before health: an engine that comes up may serve other models than before.
         let is_read = matches!(result.models, Some(Ok(_)));
         let refused = match &result.models {
@@ -418,7 +440,13 @@ async fn probe(
         _ => None,
     };
     let has_adapters = list.is_some_and(|models| models.cards.iter().any(|card| card.is_adapter));
-    let page = if (due.cache && up.is_ok()) || has_adapters { scrape(&address, limit).await } else { None };
+    let reads_page = due.cache || (due.models && address.rank.is_some());
+    let text = match (reads_page && up.is_ok()) || has_adapters {
+        true => read_page(&address, limit).await.ok().flatten(),
+        false => None,
+    };
+    let ranks = text.as_deref().filter(|_| address.engine == EngineKind::Vllm).map_or_else(Vec::new, ranks);
+    let page = text.and_then(|text| snapshot(&address, &text));
     let shown = page.as_ref().filter(|_| due.cache);
     if let Some(doubt) = shown.and_then(|page| page.cache_doubt) {
         tracing::warn!(backend = %name, "the engine states a size of the KV cache that cannot be true: {doubt}; its blocks count");
@@ -429,7 +457,21 @@ async fn probe(
         true => Some(read_activity(&address, limit).await),
         false => None,
     };
-    ProbeResult { id, name, address, begun, up, models, routes, kind, cache_tokens, adapter_slots, slots, activity }
+    ProbeResult {
+        id,
+        name,
+        address,
+        begun,
+        up,
+        models,
+        routes,
+        kind,
+        cache_tokens,
+        adapter_slots,
+        slots,
+        ranks,
+        activity,
+    }
 }
 
 /// Sequences that run at once, and tokens that the KV cache holds.
@@ -458,11 +500,25 @@ pub async fn scrape(address: &Address, limit: Duration) -> Option<metrics::Metri
 
 /// `None`: the page shows no metrics; an error: no response.
 async fn read_metrics(address: &Address, limit: Duration) -> Result<Option<metrics::MetricsSnapshot>, ()> {
-    let Some(rules) = &address.engine.rules().metrics else { return Ok(None) };
+    let page = read_page(address, limit).await?;
+    Ok(page.and_then(|page| snapshot(address, &page)))
+}
+
+/// The text of the page; `None`: there is none.
+async fn read_page(address: &Address, limit: Duration) -> Result<Option<String>, ()> {
     let Some(address) = address.of_metrics() else { return Ok(None) };
     let (status, body) = fetch(&address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
-    let page = (rules.read)(std::str::from_utf8(&body).unwrap_or_default());
-    Ok(Some(page).filter(|page| status.is_success() && page.samples > 0))
+    Ok(String::from_utf8(body.into()).ok().filter(|_| status.is_success()))
+}
+
+/// The metrics on a page; of a backend with a data-parallel rank, the metrics of that rank.
+fn snapshot(address: &Address, page: &str) -> Option<metrics::MetricsSnapshot> {
+    let rules = address.engine.rules().metrics.as_ref()?;
+    let page = match address.rank {
+        Some(rank) => (rules.read)(&of_rank(page, rank)),
+        None => (rules.read)(page),
+    };
+    Some(page).filter(|page| page.samples > 0)
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ impl TokenStream {
 
     fn usage(&self) -> UsageCounts {
         let cached = self.details.then_some(u64::from(self.cached));
-        UsageCounts { prompt: self.prompt, completion: u64::from(self.sent), cached }
+        UsageCounts { prompt: self.prompt, completion: u64::from(self.sent), cached, ..UsageCounts::default() }
     }
 
     fn write(&mut self, Progress { tokens, finish, cached }: Progress, into: &mut BytesMut) {

@@ -355,6 +355,7 @@ fn paths(config: &Config) -> Vec<String> {
     for (index, pool) in config.pools.iter().enumerate() {
         for (number, backend) in pool.backends.iter().enumerate() {
             let key = match &backend.target {
+                _ if backend.follows() => continue,
                 Target::Url(_) => continue,
                 Target::Launch(_) => "launch",
                 Target::Control(..) => "control",

@@ -2,6 +2,7 @@
 //!
 //! Every call reads the present state. Calls may block, because a reload reads files.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -17,6 +18,7 @@ use sluice_admin::{
     Order, Status, TunerControl, TunerError, TunerOrder,
 };
 use sluice_config::{AddedExperiment, Config, ModelScope};
+use sluice_core::base::BackendId;
 use sluice_core::base::ModelId;
 use sluice_core::engines::EngineKind;
 use sluice_fleet::{ChangeStarted, LogLines, RestartRequest};
@@ -123,11 +125,11 @@ impl Control for App {
     }
 
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend> {
-        let id = find(&self.core.admission.view(), pool, backend)?;
+        let (id, engine) = self.engine(pool, backend)?;
         self.core.admission.set_draining(id, draining);
         if !draining {
             // Also an engine that waits for its next attempt.
-            let enabled = Handle::current().block_on(self.core.fleet.enable(&format!("{pool}/{backend}")));
+            let enabled = Handle::current().block_on(self.core.fleet.enable(&engine));
             if let Err(refused) = enabled {
                 tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");
             }
@@ -142,8 +144,8 @@ impl Control for App {
         after: Option<u64>,
         most: usize,
     ) -> Result<LogLines, BackendLogError> {
-        find(&self.core.admission.view(), pool, backend)?;
-        Ok(self.core.fleet.log(&format!("{pool}/{backend}"), after, most)?)
+        let (_, engine) = self.engine(pool, backend)?;
+        Ok(self.core.fleet.log(&engine, after, most)?)
     }
 
     fn engine_kind(&self, pool: &str, backend: &str) -> EngineKind {
@@ -154,8 +156,7 @@ impl Control for App {
     }
 
     fn restart(&self, pool: &str, backend: &str, ask: RestartRequest) -> Result<ChangeStarted, BackendRestartError> {
-        find(&self.core.admission.view(), pool, backend)?;
-        let name = format!("{pool}/{backend}");
+        let (_, name) = self.engine(pool, backend)?;
         Ok(Handle::current().block_on(self.core.fleet.restart(&name, ask))?)
     }
 }
@@ -199,6 +200,17 @@ impl TunerControl for App {
 
     fn order_tuner(&self, order: TunerOrder) -> Result<TunerReport, TunerError> {
         self.tuner.order(order)
+    }
+}
+
+impl App {
+    /// The backend with these names, and the name of the engine at its address.
+    fn engine(&self, pool: &str, backend: &str) -> Result<(BackendId, String), NoSuchBackend> {
+        let view = self.core.admission.view();
+        let id = find(&view, pool, backend)?;
+        let found = view.iter().flat_map(|pool| &pool.backends).find(|own| own.id == id);
+        let name = found.map_or(Cow::Borrowed(backend), BackendView::engine_name);
+        Ok((id, format!("{pool}/{name}")))
     }
 }
 

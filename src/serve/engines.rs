@@ -21,12 +21,15 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
     let mut engines = Vec::new();
     for (pool, ids) in config.pools.iter().zip(&layout.backends) {
         for (backend, id) in pool.backends.iter().zip(ids) {
-            let Some((target, args)) = backend.target.without_settings() else { continue };
+            let Some((target, args)) = backend.target.without_settings().filter(|_| !backend.follows()) else {
+                continue;
+            };
             let served: Vec<&Model> = served(config, pool);
             engines.push(EngineSpec {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,
-                address: Arc::new(Address::of(backend)),
+                // Whatever the gateway asks of a process, any rank may do.
+                address: Arc::new(Address { rank: None, ..Address::of(backend) }),
                 settings: EngineSettings { args },
                 identity: digest(&target.compared()),
                 configured: digest(&backend.target.compared()),
@@ -87,6 +90,23 @@ pub(super) fn any(config: &Config) -> bool {
 /// # Errors
 /// No port is free, or a requested port belongs to another running engine.
 pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>, stores: bool) -> Result<bool, PortsError> {
+    let moved = settle_processes(config, running, stores)?;
+    for pool in &mut config.pools {
+        let mut port = 0;
+        for backend in &mut pool.backends {
+            let follows = backend.follows();
+            match &mut backend.target {
+                Target::Launch(launch) if follows => launch.port = port,
+                Target::Launch(launch) => port = launch.port,
+                Target::Url(_) | Target::Control(..) | Target::Pod(..) => {}
+            }
+        }
+    }
+    Ok(moved)
+}
+
+/// The ports of processes; ranks that follow one get its port.
+fn settle_processes(config: &mut Config, running: Option<&Config>, stores: bool) -> Result<bool, PortsError> {
     let stays: BTreeMap<String, u16> = running.into_iter().flat_map(ports_of).filter(|(_, port)| *port > 0).collect();
     let without: Vec<String> = ports_of(config).filter(|(_, port)| *port == 0).map(|(name, _)| name).collect();
     let mut moved = false;
@@ -128,16 +148,18 @@ pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>, stores
 fn launches(config: &mut Config) -> impl Iterator<Item = (String, &mut Launch)> {
     config.pools.iter_mut().flat_map(|pool| {
         let name = pool.name.clone();
-        pool.backends.iter_mut().filter_map(move |backend| match &mut backend.target {
-            Target::Launch(launch) => Some((format!("{name}/{}", backend.name), launch)),
-            Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
+        pool.backends.iter_mut().filter(|backend| !backend.follows()).filter_map(move |backend| {
+            match &mut backend.target {
+                Target::Launch(launch) => Some((format!("{name}/{}", backend.name), launch)),
+                Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
+            }
         })
     })
 }
 
 fn ports_of(config: &Config) -> impl Iterator<Item = (String, u16)> {
     config.pools.iter().flat_map(|pool| {
-        pool.backends.iter().filter_map(|backend| match &backend.target {
+        pool.backends.iter().filter(|backend| !backend.follows()).filter_map(|backend| match &backend.target {
             Target::Launch(launch) => Some((format!("{}/{}", pool.name, backend.name), launch.port)),
             Target::Url(_) | Target::Control(..) | Target::Pod(..) => None,
         })

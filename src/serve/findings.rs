@@ -5,6 +5,7 @@
 //! With `tokens = "auto"`, the same pages set the learned limit of tokens of each backend.
 //! Bounds: the numbers of one page for each backend in rotation.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -185,7 +186,9 @@ impl FindingsService {
             let members = pool.backends.iter().filter(|backend| !backend.removed);
             own.differences = self.core.reported.differences(members.map(|backend| (&*backend.name, backend.id)));
             for backend in &mut own.backends {
-                backend.flags = settings.get(&format!("{}/{}", pool.name, backend.name)).cloned().unwrap_or_default();
+                let shown = pool.backends.iter().find(|shown| shown.name == backend.name);
+                let engine = shown.map_or(Cow::Borrowed(&*backend.name), BackendView::engine_name);
+                backend.flags = settings.get(&format!("{}/{engine}", pool.name)).cloned().unwrap_or_default();
             }
         }
         facts

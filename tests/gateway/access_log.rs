@@ -4,8 +4,9 @@
 //! and the records again.
 
 use serde_json::Value;
+use sluice_sim::{Profile, SimConfig};
 
-use crate::client::{CHAT, TestClient, chat, get, post};
+use crate::client::{CHAT, STREAMED, TestClient, chat, get, post};
 use crate::engine::{Engine, Step, response};
 use crate::stop::Program;
 use crate::test_gateway::{TestGateway, access_log, eventually, one_pool};
@@ -60,6 +61,34 @@ async fn every_refusal_has_its_reason_and_the_client_s_address_is_there_where_it
     assert!(lines.iter().all(|line| line["client"] == "127.0.0.1" && line["outcome"] == "refused"), "{text}");
     let text = access_log(&path("records"), 4).await;
     assert!(text.contains("engine_422") && !text.contains("127.0.0.1"), "{text}");
+    gateway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_engines_own_times_are_in_the_log_and_not_in_a_stream_that_asked_for_none() {
+    let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
+    config.request_metrics = true;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let engine = sluice_sim::spawn(config, listener).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let log = format!("access_log={{path=\"{}\"}}", path.display());
+    let sets = [&log[..], "pool.only.usage=\"final\""];
+    let gateway = TestGateway::over(&[format!("http://{}", engine.addr())], &sets).await;
+    let stream = gateway.request(chat(STREAMED)).await;
+    assert!(stream.status() == 200 && !stream.text().contains("metrics"), "{}", stream.text());
+    access_log(&path, 1).await;
+    let whole = gateway.request(chat(CHAT)).await;
+    assert!(whole.json()["metrics"]["queue_time_ms"].is_number(), "the engine's body is unchanged");
+    let text = access_log(&path, 2).await;
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for line in &lines {
+        let [queue, prefill] = ["engine_queue_ms", "engine_prefill_ms"].map(|name| line[name].as_f64().unwrap());
+        assert!(queue >= 0.0 && prefill > 0.0, "{text}");
+    }
+    let parts =
+        ["engine_queue_ms", "engine_prefill_ms", "backend_ttft_ms"].map(|name| lines[0][name].as_f64().unwrap());
+    assert!(parts[0] + parts[1] <= parts[2] + 1.0, "{parts:?}");
     gateway.stop().await;
 }
 

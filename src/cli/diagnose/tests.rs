@@ -67,4 +67,32 @@ fn the_story_of_a_request_names_the_largest_part_of_the_time() {
     let text = story(&request);
     assert!(text.contains("Most of the time went in the queue of the gateway (2100 ms)"), "{text}");
     assert!(text.contains("2100 ms  66 %") && text.contains("Attempts were repeated: connect"), "{text}");
+    assert!(text.contains("290 ms   9 %  until the engine's first token"), "{text}");
+}
+
+#[test]
+fn the_engines_own_times_divide_the_time_to_its_first_token() {
+    let request = RequestView {
+        ttft_ms: Some(500.0),
+        backend_ttft_ms: Some(500.0),
+        engine_queue_ms: Some(380.0),
+        engine_prefill_ms: Some(100.0),
+        e2el_ms: Some(600.0),
+        total_ms: 600.0,
+        ..RequestView::default()
+    };
+    let text = story(&request);
+    for line in [
+        "380 ms  63 %  in the queue of the engine",
+        "100 ms  17 %  in the engine's prefill, until the first token",
+        " 20 ms   3 %  between gateway and engine, before the first token",
+        "Most of the time went in the queue of the engine (380 ms)",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    let beyond = story(&RequestView { engine_queue_ms: Some(9e9), ..request });
+    assert!(
+        beyond.contains("500 ms  83 %  in the queue of the engine") && !beyond.contains("between gateway"),
+        "{beyond}"
+    );
 }

@@ -15,6 +15,7 @@ mod priorities;
 mod engines;
 mod experiments;
 mod proxies;
+mod ranks;
 mod samples;
 mod certificates;
 

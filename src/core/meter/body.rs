@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::slo::Timings;
 use super::usage::{BYTES_PER_TOKEN, SeenOutput, UsageBounds};
 use crate::openai::condense::Condenser;
+use crate::openai::engine_times::EngineTimes;
 use crate::openai::response::{self, Answer, ResponseReader, TokenUsage, UpstreamError};
 
 /// The longest response that is copied and read at the end, bytes.
@@ -42,6 +43,8 @@ pub struct BodyStats {
     pub e2el: Duration,
     /// Token counts, as far as the response reports them.
     pub usage: TokenUsage,
+    /// The times that the engine measured, if it reported them.
+    pub times: Option<EngineTimes>,
     /// Tokens of the output, estimated from the number of bytes, for a response that reports no
     /// usage.
     pub estimated: u64,
@@ -88,7 +91,8 @@ impl BodyMeter {
         let usage = most.at_end(read.usage.unwrap_or_default(), seen);
         let output = if is_long && read.text > 0 { self.length } else { read.text };
         let estimated = output.div_ceil(BYTES_PER_TOKEN);
-        BodyStats { e2el: now - self.start, usage, estimated, error: read.error, answer: read.answer }
+        let (times, error, answer) = (read.times, read.error, read.answer);
+        BodyStats { e2el: now - self.start, usage, times, estimated, error, answer }
     }
 }
 

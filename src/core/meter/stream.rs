@@ -21,6 +21,7 @@ pub use super::strip::Strip;
 use super::strip::Stripper;
 use super::usage::{SeenOutput, UsageBounds};
 use crate::openai::chunk::{self, Memo};
+use crate::openai::engine_times::EngineTimes;
 use crate::openai::event::{Dialect, EventKind, StreamEvent};
 use crate::openai::long_event::LongEvent;
 use crate::openai::not_continued::NotContinued;
@@ -63,6 +64,8 @@ pub struct StreamStats {
     pub token_itl: bool,
     /// Token counts as far as the stream reported them.
     pub usage: TokenUsage,
+    /// The times that the engine measured, if it reported them.
+    pub times: Option<EngineTimes>,
     /// Events with output.
     pub content_events: u64,
     /// Events that carried tokens: events with output, and empty events after the first one (a
@@ -396,6 +399,7 @@ impl Tally {
             is_progress |= usage.completion > self.stats.usage.completion.or(Some(0));
             self.stats.usage.update(*usage);
         }
+        self.stats.times = event.times.or(self.stats.times);
         self.progress += u64::from(is_progress);
         self.pings += u64::from(event.kind == EventKind::Ping);
         if self.stage < StreamStage::Open {

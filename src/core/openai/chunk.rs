@@ -14,6 +14,7 @@
 use smallvec::SmallVec;
 
 use super::choices::MAX_CHOICES;
+use super::engine_times;
 use super::event::{Dialect, EventKind, StreamEvent};
 use super::fast;
 pub use super::fast::Memo;
@@ -217,6 +218,7 @@ impl ChoicesReader {
                     })?;
                 }
                 b"usage" => event.usage = response::usage(scanner)?,
+                b"metrics" => event.times = engine_times::read(scanner)?,
                 b"error" => *error = response::error(scanner)?,
                 b"type" if scanner.kind()? == JsonKind::String => {
                     *name = Some(scanner.text()?.decode().into_owned());

@@ -3,6 +3,7 @@
 //! [`chunk`](super::chunk) fills these types by scanning, the fast path by matching a template; the
 //! meter consumes them. They are in a separate file so that neither reader imports the other.
 
+use super::engine_times::EngineTimes;
 use super::response::{Answer, TokenUsage, UpstreamError};
 use super::route::Route;
 
@@ -104,6 +105,8 @@ pub struct StreamEvent {
     pub answer: Answer,
     /// The reported usage; on content events only with continuous usage.
     pub usage: Option<TokenUsage>,
+    /// The times that the engine measured; on usage events only.
+    pub times: Option<EngineTimes>,
     /// The error, on [`EventKind::Error`].
     pub error: Option<Box<UpstreamError>>,
 }

@@ -8,6 +8,7 @@
 //! [`fast`] read an event · [`condense`], [`long_event`] read any size piece by piece · [`choices`]
 //! open choices of a stream · [`kept_text`] the answer so far · [`not_continued`] why another
 //! engine cannot continue it · [`response`] usage, error and output bytes of a whole response ·
+//! [`engine_times`] times that the engine reports ·
 //! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`] · [`kserve`] paths that name a
 //! model · [`job_cost`] work that is not counted in tokens.
 //!
@@ -15,6 +16,7 @@
 
 mod block;
 pub mod choices;
+pub mod engine_times;
 pub mod response;
 pub mod chunk;
 pub mod condense;
@@ -42,6 +44,7 @@ pub mod job_cost;
 pub mod shape;
 pub mod sse;
 
+pub use engine_times::EngineTimes;
 pub use error::{Refusal, ShedReason, error_codes};
 pub use event::{Dialect, EventKind, StreamEvent};
 pub use kept_text::KeptText;

@@ -13,6 +13,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::engine_times::{self, EngineTimes};
 use super::output_text;
 use super::scan::{JsonKind, ScanError, Scanner};
 
@@ -118,6 +119,8 @@ pub struct UpstreamError {
 pub struct ResponseSummary {
     /// The usage, if the response reports it.
     pub usage: Option<TokenUsage>,
+    /// The times that the engine measured, if the response has them.
+    pub times: Option<EngineTimes>,
     /// The error, if the response is one.
     pub error: Option<UpstreamError>,
     /// The answer as the response describes it; empty in the Responses dialect.
@@ -152,6 +155,7 @@ impl ResponseReader {
         let _ = scanner.object(|scanner, key| {
             match &*key.bytes() {
                 b"usage" => summary.usage = usage(scanner)?,
+                b"metrics" => summary.times = engine_times::read(scanner)?,
                 b"meta" if scanner.kind()? == JsonKind::Object => {
                     let billed = billed_units(scanner)?;
                     summary.usage = summary.usage.or(billed);

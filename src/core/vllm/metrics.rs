@@ -318,7 +318,7 @@ fn moves_only_with_work(name: &str) -> bool {
 }
 
 /// Name, labels without braces, value. `None` for comments and for numbers that are not finite.
-fn sample(line: &str) -> Option<(&str, &str, f64)> {
+pub(super) fn sample(line: &str) -> Option<(&str, &str, f64)> {
     let rest = line.trim();
     if rest.starts_with('#') {
         return None;
@@ -339,7 +339,7 @@ fn sample(line: &str) -> Option<(&str, &str, f64)> {
 }
 
 /// The value of a label, escaped as on the page.
-fn label<'a>(labels: &'a str, wanted: &str) -> Option<&'a str> {
+pub(super) fn label<'a>(labels: &'a str, wanted: &str) -> Option<&'a str> {
     let mut rest = labels;
     loop {
         let (name, after) = rest.split_once("=\"")?;

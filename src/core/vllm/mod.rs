@@ -14,3 +14,4 @@ pub mod logs;
 pub mod drafts;
 pub mod kv_size;
 pub mod metrics;
+pub mod rank_page;

@@ -116,6 +116,14 @@ fn combinations(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
             "without chunked prefill max-num-batched-tokens ({tokens}) must be at least max-model-len ({length})"
         ));
     }
+    if flags.on("data-parallel-multi-port-external-lb") {
+        return bad(
+            "data-parallel-multi-port-external-lb serves each rank at a port of its own, and the gateway uses one port \
+             of an engine; leave it out and set pool.backend.ranks to data-parallel-size, or start the server yourself \
+             and list one backend with url for each port"
+                .to_owned(),
+        );
+    }
     if let (Some(slots), Some(kept)) = (flags.int("max-loras"), flags.int("max-cpu-loras"))
         && kept < slots
     {

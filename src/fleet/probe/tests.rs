@@ -140,6 +140,7 @@ async fn a_result_is_dropped_when_another_backend_has_the_id() {
         cache_tokens: None,
         adapter_slots: None,
         slots: None,
+        ranks: Vec::new(),
         activity: None,
     };
     prober.apply(result, Duration::ZERO);

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use super::exchange::{Downstream, Exchange, ExchangeError, ResponseHead};
 use super::faults;
 use super::record::{Outcome, RetryReason, Stage, UpstreamFault};
+use super::refused_here::Refused;
 use crate::pool::{BackendFault, Lease};
 use sluice_core::openai::{NotContinued, Refusal};
 
@@ -35,6 +36,8 @@ pub(super) struct FailedAttempt<X> {
     pub(super) response: Option<ResponseStart<X>>,
     /// The backend's refusal that came as the first event of a stream, for the same purpose.
     pub(super) busy: Option<BusyBackend>,
+    /// The engine lacks what the request asks for, by the first event of a stream.
+    pub(super) lacks: Option<Refused>,
     /// The beginning of a response that the pump has read but not passed on. `forward/pass_on.rs`
     /// turns it into the response of the attempt.
     pub(super) held: Option<HeldResponse>,
@@ -55,6 +58,7 @@ impl<X> FailedAttempt<X> {
             outcome,
             response: None,
             busy: None,
+            lacks: None,
             held: None,
             continues: false,
             why_not: None,

@@ -14,7 +14,8 @@
 //! | 500 that says so | the engine core has died (`refused_here.rs`) | yes |
 //! | 401 to the gateway's credentials | refuses the gateway | no: a state of the backend |
 //! | 403 to the gateway's credentials | refuses gateway or request | no; a state if a probe fails |
-//! | 404, 405 or 400 that says so | lacks model, route or length | no (`refused_here.rs`) |
+//! | 404, 405 or 400 that says so | lacks model, route, length or rank | no (`refused_here.rs`) |
+//! | 400 in an event that says so | lacks the rank | no (`refused_here.rs`) |
 //!
 //! Any other 500 as the status of a head goes to the client: the engine fails at this request, and
 //! another engine would fail at it as well. A 401 or 403 to credentials of the client goes to the
@@ -89,6 +90,9 @@ impl EngineAnswer<'_> {
             503 => Some(Elsewhere::Busy),
             429 => Some(Elsewhere::Limited),
             401 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::GatewayRefused),
+            400 if event.is_some() && self.error.is_some_and(|error| refused_here::lacks_rank(&error.message)) => {
+                Some(Elsewhere::NotServed(Refused::Rank))
+            }
             403 if self.credentials == Credentials::Gateway && event.is_none() => Some(Elsewhere::Forbidden),
             _ if event.is_none() => refused_here::judge(self.status, self.read?).map(Elsewhere::NotServed),
             _ => None,

@@ -181,11 +181,12 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             if self.backends.abort.is_cancelled() {
                 return Err(respond::shut_down(record));
             }
+            self.refused = self.refused.or(failed.lacks);
             let unknown_model = is_unknown_model(&failed);
             // The same engine may serve the request under the client's model name.
             let has_other_model = self.prepared.arm.as_ref().is_some_and(|arm| arm.model.is_some());
             if !(unknown_model && has_other_model) {
-                self.prepared.placed.request.avoid.push(lease.backend());
+                self.avoid(&lease);
             }
             // Released before the next wait: two requests that each kept a slot while waiting for
             // the other's backend would deadlock.
@@ -218,6 +219,15 @@ impl<'a, U: Upstream> Attempts<'a, U> {
                 }
             };
             record.retried(failed.reason, place);
+        }
+    }
+
+    /// Later attempts leave out the server of the lease, or only a rank that it does not have.
+    fn avoid(&mut self, lease: &Lease) {
+        let avoid = &mut self.prepared.placed.request.avoid;
+        match self.refused {
+            Some(Refused::Rank) => avoid.push(lease.backend()),
+            _ => avoid.extend(lease.server()),
         }
     }
 

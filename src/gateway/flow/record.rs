@@ -22,7 +22,7 @@ use crate::estimate::PromptEstimate;
 use crate::experiment::{Assigned, CopyOutcome, Ending, Observation};
 use crate::origin::Origin;
 use sluice_core::meter::StreamStats;
-use sluice_core::openai::{NotContinued, PromptPrefix, Route, ShedReason};
+use sluice_core::openai::{EngineTimes, NotContinued, PromptPrefix, Route, ShedReason};
 
 pub use guard::RecordGuard;
 
@@ -351,6 +351,11 @@ impl Record {
             cached: stats.and_then(|stats| stats.usage.cached.zip(stats.usage.prompt)),
             answer: completed.map(|stats| stats.answer).unwrap_or_default(),
         }
+    }
+
+    /// The times that the engine measured of the only delivery.
+    pub fn engine_times(&self) -> Option<EngineTimes> {
+        self.stats.as_ref().filter(|_| self.continued == 0)?.times
     }
 
     /// The label of the arm to which the request was assigned and that could not serve it.

@@ -1,5 +1,5 @@
-//! Recognises refusals by one engine that say nothing about other engines: it lacks the model or
-//! the route, has a shorter context limit, or its engine core has died.
+//! Recognises refusals by one engine that say nothing about other engines: it lacks the model, the
+//! route or the data-parallel rank, has a shorter context limit, or its engine core has died.
 //!
 //! A refusal is recognised by status and by the texts of vLLM since 0.6 and of other
 //! OpenAI-compatible servers. An engine may repeat text of the client, so only texts count that
@@ -24,6 +24,8 @@ pub(super) const PEEK_TIME: Duration = Duration::from_secs(5);
 pub(super) enum Refused {
     Model,
     Route,
+    /// The data-parallel rank of the backend.
+    Rank,
     /// The length of the prompt; with the engine's limit in tokens, if the engine gives one.
     Length(Option<u64>),
 }
@@ -77,11 +79,20 @@ const LIMITS: [(&str, &str); 6] = [
     ("the input (", "context length ("),
 ];
 
+/// Whether the engine says that it does not have the rank which the gateway chose. No client
+/// chooses a rank.
+pub(super) fn lacks_rank(message: &str) -> bool {
+    message.starts_with("data_parallel_rank ") && message.contains("is out of range")
+}
+
 fn bad_request(error: &EngineError) -> Option<Refused> {
     if error.is_about_model() {
         return Some(Refused::Model);
     }
     let message = error.message.to_ascii_lowercase();
+    if lacks_rank(&message) {
+        return Some(Refused::Rank);
+    }
     if let Some((_, before)) = LIMITS.iter().find(|(start, _)| message.starts_with(start)) {
         let number = message.find(before).map(|at| &message[at + before.len()..]);
         let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();

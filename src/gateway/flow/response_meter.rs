@@ -107,6 +107,7 @@ impl ResponseMeter {
                     ttft: body.job.and_then(|(_, first)| first),
                     e2el: body.is_timed.then_some(measured.e2el),
                     usage: measured.usage,
+                    times: measured.times,
                     token_events: measured.estimated,
                     error: measured.error,
                     answer: measured.answer,

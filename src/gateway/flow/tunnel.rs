@@ -73,7 +73,7 @@ impl TunnelRequest {
     /// tried, of at most `attempts`.
     pub fn not_connected<R: Recorder>(&mut self, lease: Lease, attempts: u32, record: &mut RecordGuard<'_, R>) -> bool {
         lease.failure(BackendFault::Connect, Instant::now());
-        self.prepared.placed.request.avoid.push(lease.backend());
+        self.prepared.placed.request.avoid.extend(lease.server());
         let goes_on = self.made < attempts;
         if goes_on {
             record.retried(RetryReason::Connect, lease.place());

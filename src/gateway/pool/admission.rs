@@ -18,6 +18,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::backend::BackendState;
 use super::bounds::Bound;
 use super::decoding::DecodeSums;
 use super::engine_work::EngineCounters;
@@ -133,16 +134,27 @@ impl Admission {
         self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
 
-    /// Changes a backend, if it is known. Waiters then get the room there, or leave if no backend
-    /// can serve them any more.
-    fn change_service(&self, backend: BackendId, change: impl FnOnce(&mut Service)) {
+    /// Changes a backend and the other ranks of the same server, if it is known. Waiters then get
+    /// the room there, or leave if no backend can serve them any more.
+    fn change_service(&self, backend: BackendId, change: impl Fn(&mut Service)) {
         self.shared.update(|state, wakers| {
-            if let Some(found) = state.backend_mut(backend) {
-                change(&mut found.service);
-                found.service_changed();
-                state.reconsider(backend, wakers);
+            for rank in state.ranks_of(backend) {
+                if let Some(found) = state.backend_mut(rank) {
+                    change(&mut found.service);
+                    found.service_changed();
+                    state.reconsider(rank, wakers);
+                }
             }
         });
+    }
+
+    /// Changes a backend and the other ranks of the same server, in a way that gives no waiter
+    /// room.
+    fn change_server(&self, backend: BackendId, change: impl Fn(&mut BackendState)) {
+        let mut state = self.shared.lock();
+        for rank in state.ranks_of(backend) {
+            state.backend_mut(rank).into_iter().for_each(&change);
+        }
     }
 
     /// The engine accepted the credentials of a probe.
@@ -156,13 +168,23 @@ impl Admission {
         self.shared.change(backend, |found| found.cache.set_size(tokens));
     }
 
+    /// The ranks of the server at `address` that backends have, in order.
+    pub fn ranks_at(&self, address: &Address) -> Vec<u16> {
+        let state = self.shared.lock();
+        let same = state.backends.iter().flatten().filter(|own| own.address.is_same_server(address));
+        let mut ranks: Vec<u16> = same.filter(|own| !own.service.removed).filter_map(|own| own.address.rank).collect();
+        ranks.sort_unstable();
+        ranks
+    }
+
     /// Whether one of these backends gets work when it has room.
     pub fn is_any_in_rotation(&self, backends: &[BackendId]) -> bool {
         let state = self.shared.lock();
         backends.iter().any(|id| state.backend(*id).is_some_and(|backend| backend.in_rotation()))
     }
 
-    /// Takes a backend out of rotation, or back in. Running requests finish.
+    /// Takes a backend out of rotation, or back in, with the other ranks of the same server.
+    /// Running requests finish.
     pub fn set_draining(&self, backend: BackendId, draining: bool) {
         self.change_service(backend, |service| service.draining = draining);
     }
@@ -176,18 +198,18 @@ impl Admission {
     /// Sets when the starting engine of a backend should be ready. Any later cordon except
     /// `Starting` clears it.
     pub fn set_ready_at(&self, backend: BackendId, ready_at: Instant) {
-        self.shared.change(backend, |found| found.service.ready_at = Some(ready_at));
+        self.change_server(backend, |found| found.service.ready_at = Some(ready_at));
     }
 
     /// Sets how long a start of a backend's engine takes.
     pub fn set_start_takes(&self, backend: BackendId, takes: Duration) {
-        self.shared.change(backend, |found| found.service.start_takes = Some(takes));
+        self.change_server(backend, |found| found.service.start_takes = Some(takes));
     }
 
     /// Sets whether an engine's flags say that it schedules by priority. The pool's rules override
     /// this.
     pub fn set_by_priority(&self, backend: BackendId, by_priority: bool) {
-        self.shared.change(backend, |found| found.engine.by_priority = by_priority);
+        self.change_server(backend, |found| found.engine.by_priority = by_priority);
     }
 
     /// The engine of a backend failed to start: sheds the requests that the backend's pool holds,
@@ -209,18 +231,29 @@ impl Admission {
     /// until usage has fallen. Unknown backends are ignored.
     pub fn set_bounds(&self, bounds: impl IntoIterator<Item = (BackendId, Bound)>) {
         self.shared.update(|state, wakers| {
-            bounds.into_iter().for_each(|(backend, bound)| state.set_bound(backend, bound, wakers));
+            for (backend, bound) in bounds {
+                match bound {
+                    // The flags of a server hold for each rank.
+                    Bound::Ceiling(_) => {
+                        let ranks = state.ranks_of(backend).into_iter();
+                        ranks.for_each(|rank| state.set_bound(rank, bound, wakers));
+                    }
+                    _ => state.set_bound(backend, bound, wakers),
+                }
+            }
         });
     }
 
     /// Forgets the health and speed of a backend whose engine was replaced by one that is ready.
     pub fn engine_replaced(&self, backend: BackendId, now: Instant) {
         self.shared.update(|state, wakers| {
-            let Some(found) = state.backend_mut(backend) else { return };
-            let facts = found.engine.facts.clone();
-            found.engine_replaced(now);
-            state.facts_changed(backend, &facts, None, wakers);
-            state.reconsider(backend, wakers);
+            for rank in state.ranks_of(backend) {
+                let Some(found) = state.backend_mut(rank) else { continue };
+                let facts = found.engine.facts.clone();
+                found.engine_replaced(now);
+                state.facts_changed(rank, &facts, None, wakers);
+                state.reconsider(rank, wakers);
+            }
         });
     }
 

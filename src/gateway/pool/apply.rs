@@ -108,7 +108,7 @@ impl AdmissionState {
         let limits = self.pools[pool.index()].rules.limits;
         let mut backend = BackendState::new(spec, pool, limits, self.layout, now);
         let engine = self.backends.iter().flatten().filter(|b| b.address.endpoint == spec.address.endpoint);
-        if let Some(known) = engine.max_by_key(|b| !b.service.removed) {
+        if let Some(known) = engine.max_by_key(|b| (!b.service.removed, b.address.rank == spec.address.rank)) {
             backend.inherit(known);
         }
         if self.is_divided {

@@ -1,7 +1,8 @@
 //! Which failures eject a backend, by comparison with the rest of the pool.
 //!
 //! `health.rs` counts the failures of one backend. Here they are compared with other clients and
-//! other backends. In these cases, failures are the client's fault and eject nothing:
+//! other backends; the ranks of one server count as one. In these cases, failures are the client's
+//! fault and eject nothing:
 //!
 //! - The backend serves other clients (`recent_origins.rs`).
 //! - Only this client used the backend lately, it also fails on another backend of the pool, and
@@ -42,7 +43,9 @@ impl AdmissionState {
         let spared = self.spared(backend, fault, origin, now);
         let Some(found) = self.backend_mut(backend) else { return FaultReport::default() };
         let verdict = found.health.failure(fault, spared, &rules, now);
-        FaultReport { verdict, line: found.fault_lines.take(now) }
+        let line = found.fault_lines.take(now);
+        self.eject_ranks(backend, verdict);
+        FaultReport { verdict, line }
     }
 
     /// Why the backend must not be ejected for failures that requests can cause.
@@ -52,11 +55,16 @@ impl AdmissionState {
             let members = self.members(found.pool).iter().filter(|id| **id != backend);
             members.filter_map(|id| self.backend(*id)).filter(|other| other.service.is_open())
         };
+        // The ranks of one server are out of rotation together.
+        let servers = || {
+            let others = self.servers(found.pool).filter(|id| *id != backend && !self.share_a_server(*id, backend));
+            others.filter_map(|id| self.backend(id)).filter(|other| other.service.is_open())
+        };
         if origin.is_some_and(|origin| is_of_some_clients(found, others, origin, now)) {
             return Some(Spared::ServesOthers);
         }
-        let out = others().filter(|other| other.health.phase() != Phase::Ready).count();
-        let members = others().count() + 1;
+        let out = servers().filter(|other| other.health.phase() != Phase::Ready).count();
+        let members = servers().count() + 1;
         match () {
             () if out + 1 == members => Some(Spared::OnlyOne),
             // An engine that refuses the gateway serves no client.

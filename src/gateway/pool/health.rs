@@ -297,9 +297,25 @@ impl BackendHealth {
             self.strikes = 0;
         }
         if self.phase == Phase::Probation {
-            self.trials = 0;
-            self.phase = Phase::Ready;
+            self.end_probation();
         }
+    }
+
+    /// Another rank of the same server was ejected. The strikes of both are then the same.
+    pub(super) fn follow(&mut self, ejected: &Self) {
+        if !matches!(self.phase, Phase::Starting | Phase::Down) {
+            (self.phase, self.strikes, self.trials, self.successes) = (ejected.phase, ejected.strikes, 0, 0);
+            self.breaker = Breaker::default();
+        }
+    }
+
+    pub(super) fn end_probation(&mut self) {
+        (self.phase, self.trials) = (Phase::Ready, 0);
+    }
+
+    /// The engine does not have the rank of the backend. A probe finds out when that changes.
+    pub(super) fn lacks_rank(&mut self) {
+        self.phase = Phase::Down;
     }
 
     /// A request failed through the backend's fault. `spared`: why faults that requests can cause

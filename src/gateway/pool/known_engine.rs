@@ -96,6 +96,7 @@ impl KnownEngine {
         }
         // An engine without a readable list is not read again at once.
         self.facts_due |= (is_news || lack == Lack::Length(None)) && !self.is_unreadable();
+        self.facts_due |= lack == Lack::Rank;
         if is_news {
             if self.refusals.len() >= REFUSALS_MAX {
                 self.refusals.remove(0);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -69,6 +70,15 @@ impl Lease {
 
     pub(super) fn shared(&self) -> &SharedState {
         &self.shared
+    }
+
+    /// The backend, and the other ranks of the same server: a request that failed here has failed
+    /// there, too.
+    pub fn server(&self) -> SmallVec<[BackendId; 4]> {
+        match self.grant.address.rank {
+            None => SmallVec::from_slice(&[self.grant.backend]),
+            Some(_) => self.shared.lock().ranks_of(self.grant.backend),
+        }
     }
 
     /// Sets the client of the request: the outcome counts for this origin.

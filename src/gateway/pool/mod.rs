@@ -15,6 +15,7 @@
 //! | limits, ceilings, trials, shares | `bounds.rs` |
 //! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
+//! | ranks of one server | `ranks.rs` |
 //! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
@@ -55,6 +56,7 @@ mod backend;
 mod grant;
 mod room;
 mod state;
+mod ranks;
 mod ejection;
 mod starting;
 mod choice;

@@ -51,6 +51,8 @@ impl Replacement<'_> {
     /// The models that they do not serve, or how full they are.
     pub fn check(&self, views: &[PoolView], names: impl Fn(&BackendView) -> Vec<String>) -> Result<(), Irreplaceable> {
         let reachable = |view: &&PoolView| *view.name == *self.pool || self.spill.contains(&&*view.name);
+        let mut members = views.iter().filter(|view| *view.name == *self.pool).flat_map(|view| &view.backends);
+        let own = members.find(|backend| *backend.name == *self.backend).map(|own| &own.address);
         let mut others = Vec::new();
         let (mut missing, mut used) = (Vec::new(), 0u64);
         for view in views.iter().filter(reachable) {
@@ -59,7 +61,7 @@ impl Replacement<'_> {
                 used += u64::from(backend.used.slots);
                 if *view.name == *self.pool && *backend.name == *self.backend {
                     missing = names(backend);
-                } else if backend.in_rotation() {
+                } else if backend.in_rotation() && !own.is_some_and(|own| own.is_same_server(&backend.address)) {
                     others.push(backend);
                 }
             }

@@ -184,7 +184,7 @@ impl Facts {
                 self.routes = self.routes.without(route);
                 had
             }
-            Lack::Length(None) => false,
+            Lack::Length(None) | Lack::Rank => false,
             Lack::Length(limit) => std::mem::replace(&mut self.max_model_len, limit) != limit,
         }
     }
@@ -199,6 +199,8 @@ pub enum Lack {
     Route(Route),
     /// The prompt is longer than the context limit, which the engine has named or not.
     Length(Option<u64>),
+    /// It does not have the data-parallel rank.
+    Rank,
 }
 
 /// The requirements of a request on an engine.
@@ -237,7 +239,7 @@ impl Asks {
         match lack {
             Some(Lack::Model(key)) => self.model == Some(key),
             Some(Lack::Route(route)) => self.route == Some(route),
-            Some(Lack::Length(_)) | None => true,
+            Some(Lack::Length(_) | Lack::Rank) | None => true,
         }
     }
 

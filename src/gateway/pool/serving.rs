@@ -100,6 +100,9 @@ impl Lease {
 impl AdmissionState {
     fn correct(&mut self, backend: BackendId, lack: Lack, now: Instant, wakers: &mut Wakers) {
         let Some(found) = self.backend_mut(backend) else { return };
+        if lack == Lack::Rank {
+            found.health.lacks_rank();
+        }
         let (before, pool) = (found.engine.facts.clone(), found.pool);
         if !found.engine.refused(lack, now) {
             return;

@@ -96,6 +96,7 @@ impl SharedState {
             found.health.success(origin, now);
             if before != found.health.allowance() {
                 state.dispatch(backend, wakers);
+                state.end_probation_of_ranks(backend, wakers);
             }
         });
     }

@@ -101,7 +101,8 @@ impl AdmissionState {
     pub(super) fn start_failed(&mut self, backend: BackendId, wakers: &mut Wakers) {
         let Some(pool) = self.backend(backend).map(|found| found.pool) else { return };
         let comes = |id: &BackendId| {
-            let service = self.backend(*id).filter(|_| *id != backend).map(|other| &other.service);
+            let is_other = *id != backend && !self.share_a_server(*id, backend);
+            let service = self.backend(*id).filter(|_| is_other).map(|other| &other.service);
             service.is_some_and(|it| it.is_wanted() && !matches!(it.cordon(), Cordon::Down | Cordon::Idle))
         };
         if self.pools[pool.index()].rules.hold.is_none() || self.members(pool).iter().any(comes) {

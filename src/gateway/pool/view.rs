@@ -3,6 +3,7 @@
 //! Snapshots are copies, so no lock is held while one is read. Gauges are read from snapshots at
 //! scrape time and stored nowhere else, so they cannot drift.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,6 +120,12 @@ impl BackendView {
             Cordon::Open if self.closed => "draining",
             Cordon::Open => self.phase.label(),
         }
+    }
+
+    /// The name of the backend that stands for the engine's process: rank 0 of the same server, if
+    /// the gateway runs the engine, otherwise the backend itself.
+    pub fn engine_name(&self) -> Cow<'_, str> {
+        sluice_config::engine_name(&self.name, self.address.rank)
     }
 
     /// The limit of outstanding tokens, configured or learned.

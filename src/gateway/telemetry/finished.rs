@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::estimate::PromptEstimate;
 use crate::flow::record::RetryReason;
 use crate::flow::{Outcome, Record};
-use sluice_core::openai::Route;
+use sluice_core::openai::{EngineTimes, Route};
 
 /// The most requests that are kept.
 pub const FINISHED_MAX: usize = 4_096;
@@ -103,6 +103,12 @@ pub struct RequestView {
     /// Time to first token since the request was sent upstream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend_ttft_ms: Option<f64>,
+    /// Time in the queue of the engine, if the engine reports it (`--enable-per-request-metrics`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_queue_ms: Option<f64>,
+    /// From there until the first token, as the engine reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine_prefill_ms: Option<f64>,
     /// Time per output token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
@@ -138,6 +144,7 @@ struct Finished {
     spent: [Duration; 5],
     /// TTFT, backend TTFT, TPOT, E2EL, longest gap.
     measured: [Option<Duration>; 5],
+    engine: Option<EngineTimes>,
     slo_met: Option<bool>,
 }
 
@@ -234,6 +241,7 @@ impl Finished {
                 stats.and_then(|stats| stats.e2el),
                 gap.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
             ],
+            engine: record.engine_times(),
             slo_met: record.slo_met,
         }
     }
@@ -270,6 +278,8 @@ impl Finished {
             client_wait_ms,
             ttft_ms,
             backend_ttft_ms,
+            engine_queue_ms: self.engine.map(|times| ms(times.queue)),
+            engine_prefill_ms: self.engine.map(|times| ms(times.prefill)),
             tpot_ms,
             longest_gap_ms,
             e2el_ms,

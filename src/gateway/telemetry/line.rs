@@ -83,6 +83,10 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     backend_ttft_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    engine_queue_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine_prefill_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tpot_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     e2el_ms: Option<f64>,
@@ -169,6 +173,8 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
         client_wait_ms: ms(record.client_wait),
         ttft_ms: stats.and_then(|stats| stats.ttft).map(ms),
         backend_ttft_ms: record.backend_ttft.map(ms),
+        engine_queue_ms: record.engine_times().map(|times| ms(times.queue)),
+        engine_prefill_ms: record.engine_times().map(|times| ms(times.prefill)),
         tpot_ms: stats.and_then(|stats| stats.tpot).map(ms),
         e2el_ms: stats.and_then(|stats| stats.e2el).map(ms),
         total_ms: ms(record.total),

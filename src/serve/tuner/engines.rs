@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::TunerService;
-use sluice_config::{ArgValue, Backend};
+use sluice_config::{ArgValue, Backend, engine_name};
 use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::table::setting;
 use sluice_fleet::driver::EngineSettings;
@@ -80,7 +80,11 @@ impl Deployment for Live {
                 let engine = fleet.iter().find(|engine| engine.backend == name);
                 let configured = own.and_then(|own| own.backends.iter().find(|own| own.name == *backend.name));
                 states.push(EngineState {
-                    flags: engine.zip(configured).map(|(engine, configured)| self.0.flags_of(engine, configured)),
+                    // The flags of a process concern all its ranks, so no trial can compare them.
+                    flags: engine
+                        .zip(configured)
+                        .filter(|_| backend.address.rank.is_none())
+                        .map(|(engine, configured)| self.0.flags_of(engine, configured)),
                     started_in: engine.and_then(|engine| engine.start_seconds).map(Duration::from_secs_f64),
                     serves: backend.in_rotation() && engine.is_none_or(|engine| engine.step == SERVES),
                     ..EngineState::of(pool, backend)
@@ -198,7 +202,7 @@ impl TunerService {
         let (config, views) = (self.core.config.load_full(), self.core.fleet.views());
         let mut engines: Vec<EngineSetup> = Vec::new();
         for (pool, backend) in config.pools.iter().flat_map(|pool| pool.backends.iter().map(move |own| (pool, own))) {
-            let name = format!("{}/{}", pool.name, backend.name);
+            let name = format!("{}/{}", pool.name, engine_name(&backend.name, backend.rank));
             let given = views.iter().find(|view| view.backend == name);
             let given = given.map(|view| self::given(backend.engine, &view.settings));
             if !engines.iter().any(|engine| engine.backend == backend.name) {

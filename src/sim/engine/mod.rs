@@ -25,6 +25,7 @@ mod sequence;
 mod speculation;
 mod step;
 mod step_plan;
+mod timing;
 #[cfg(test)]
 mod tests;
 
@@ -36,3 +37,4 @@ pub use outcome::{Admitted, Emitted, PrefixStats, StepOutcome};
 pub use request::{EngineConfig, EngineError, Pause, Policy, Request};
 pub use speculation::{DraftStats, Drafter, MAX_DRAFTS, Speculation};
 pub use step::Engine;
+pub use timing::Timing;

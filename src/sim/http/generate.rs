@@ -111,8 +111,10 @@ pub(crate) fn start(
     }
     let interval = request.stream_interval.max(shared.config.stream_interval);
     let collector = Arc::new(OutputCollector::new(choices.len(), if request.stream { interval } else { u32::MAX }));
-    let body = ResponseBody::new(Arc::clone(shared), Arc::clone(&collector), format, ids, choices, counted);
-    shared.send(Command::Submit(submissions, collector));
+    let Some(rank) = shared.rank(request.rank) else { return Err(ErrorBody::dead()) };
+    let engine = (Arc::clone(shared), Arc::clone(rank));
+    let body = ResponseBody::new(engine, Arc::clone(&collector), format, ids, choices, counted);
+    rank.send(Command::Submit(submissions, collector));
     Ok(body)
 }
 
@@ -181,7 +183,7 @@ fn admit(shared: &ServerState, request: &GenerateRequest, prompt_tokens: u64) ->
         LimitReached::Requests => (0, "The engine is currently busy and cannot accept new requests."),
         LimitReached::Tokens => (1, "The engine has reached its prefill token backlog limit."),
     };
-    shared.stats.lock().rejections[reason] += 1;
+    shared.first().stats.lock().rejections[reason] += 1;
     let message = format!("{why} Please try again later or on a different instance.");
     Err(ErrorBody { status: 503, kind: "Service Unavailable", param: None, message })
 }

@@ -21,12 +21,14 @@ use crate::http::response_writer::ResponseWriter;
 use crate::http::wire::{Finish, UsageCounts};
 use crate::real_time::command::Command;
 use crate::real_time::output_collector::{Broken, OutputCollector, Progress};
+use crate::real_time::rank::Rank;
 use crate::real_time::state::ServerState;
 
 /// Aborts the sequences when it is dropped before they ended.
 #[derive(Debug)]
 struct Abort {
     shared: Arc<ServerState>,
+    rank: Arc<Rank>,
     ids: Vec<SequenceId>,
 }
 
@@ -34,7 +36,7 @@ impl Drop for Abort {
     fn drop(&mut self) {
         self.shared.load.fetch_sub(1, Ordering::Relaxed);
         if !self.ids.is_empty() {
-            self.shared.send(Command::Abort(std::mem::take(&mut self.ids)));
+            self.rank.send(Command::Abort(std::mem::take(&mut self.ids)));
         }
     }
 }
@@ -56,7 +58,7 @@ pub(crate) struct ResponseBody {
 
 impl ResponseBody {
     pub(crate) fn new(
-        shared: Arc<ServerState>,
+        (shared, rank): (Arc<ServerState>, Arc<Rank>),
         collector: Arc<OutputCollector>,
         format: ResponseWriter,
         ids: Vec<SequenceId>,
@@ -65,7 +67,7 @@ impl ResponseBody {
     ) -> Self {
         shared.load.fetch_add(1, Ordering::Relaxed);
         let every = shared.config.keep_alive.map(|every| every.div_f64(shared.config.speed));
-        let abort = Abort { shared, ids };
+        let abort = Abort { shared, rank, ids };
         let keep_alive = every.map(|every| (every, Box::pin(tokio::time::sleep(every))));
         Self {
             abort,
@@ -84,7 +86,9 @@ impl ResponseBody {
         let completion = self.choices.iter().map(|choice| u64::from(choice.tokens())).sum();
         let cached = self.choices.first().map_or(0, |choice| u64::from(choice.cached()));
         let cached = (self.abort.shared.config.prompt_details && cached > 0).then_some(cached);
-        UsageCounts { prompt: self.prompt_tokens, completion, cached }
+        // vLLM shows times of requests with one choice only.
+        let timing = if self.choices.len() == 1 { self.collector.timing() } else { None };
+        UsageCounts { prompt: self.prompt_tokens, completion, cached, timing }
     }
 
     fn is_complete(&self) -> bool {
@@ -99,10 +103,10 @@ impl ResponseBody {
             }
             let prompt = u64::from(choice.prompt_tokens());
             if choice.open() {
-                self.format.open(&mut out, index, choice, UsageCounts { prompt, completion: 0, cached: None });
+                self.format.open(&mut out, index, choice, UsageCounts { prompt, ..UsageCounts::default() });
             }
             let piece = choice.advance(*news, true);
-            let usage = UsageCounts { prompt, completion: u64::from(choice.tokens()), cached: None };
+            let usage = UsageCounts { prompt, completion: u64::from(choice.tokens()), ..UsageCounts::default() };
             self.format.content(&mut out, index, &piece, usage);
         }
         if self.is_complete() {

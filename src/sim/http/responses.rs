@@ -225,7 +225,7 @@ impl ResponsesWriter {
             Some(_) => "completed",
         };
         let usage = usage.map_or("null".to_owned(), |usage| {
-            let UsageCounts { prompt, completion, cached } = usage;
+            let UsageCounts { prompt, completion, cached, .. } = usage;
             format!(
                 "{{\"input_tokens\":{prompt},\"input_tokens_details\":{{\"cached_tokens\":{},\"cache_write_tokens\":0,\
                  \"input_tokens_per_turn\":[],\"cached_tokens_per_turn\":[]}},\"output_tokens\":{completion},\

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::http::routes;
-use crate::observe::stats::Ended;
+use crate::observe::stats::{Ended, Stats};
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
 use crate::real_time::engine_loop::EngineLoop;
@@ -50,6 +50,8 @@ pub struct Snapshot {
     pub generated_tokens: u64,
     /// Preemptions.
     pub preemptions: u64,
+    /// Most sequences that a scheduler had at once, waiting or running.
+    pub most: u64,
     /// Sequences that wait for an adapter slot after the last step; part of `waiting`.
     pub deferred: usize,
     /// Prompt tokens of requests that got their first token.
@@ -72,7 +74,9 @@ pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle
     let fault = config.fault;
     let shared = Arc::new(ServerState::new(config));
     let tasks = TaskTracker::new();
-    tasks.spawn(EngineLoop::new(Arc::clone(&shared)).run());
+    for rank in &shared.ranks {
+        tasks.spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(rank)).run());
+    }
     tasks.spawn(accept(listener, Arc::clone(&shared), tasks.clone()));
     if let Some(fault) = fault {
         shared.fault(fault);
@@ -86,26 +90,55 @@ impl Handle {
         self.addr
     }
 
-    /// Totals and current state.
+    /// Totals and current state, over all data-parallel ranks; `kv_usage` of the fullest one.
     pub fn snapshot(&self) -> Snapshot {
         let in_flight = self.shared.concurrency.lock().in_flight;
-        let stats = self.shared.stats.lock();
-        Snapshot {
+        let sum = self.by_rank().into_iter().reduce(|sum, rank| Snapshot {
+            finished: sum.finished + rank.finished,
+            aborted: sum.aborted + rank.aborted,
+            failed: sum.failed + rank.failed,
+            in_flight,
+            running: sum.running + rank.running,
+            waiting: sum.waiting + rank.waiting,
+            kv_usage: sum.kv_usage.max(rank.kv_usage),
+            generated_tokens: sum.generated_tokens + rank.generated_tokens,
+            preemptions: sum.preemptions + rank.preemptions,
+            most: sum.most.max(rank.most),
+            deferred: sum.deferred + rank.deferred,
+            prompt_tokens: sum.prompt_tokens + rank.prompt_tokens,
+            prefix: (sum.prefix.0 + rank.prefix.0, sum.prefix.1 + rank.prefix.1),
+        });
+        Snapshot { in_flight, ..sum.unwrap_or_default() }
+    }
+
+    /// Totals and current state of each data-parallel rank. `in_flight` is known of the server
+    /// only, and 0 here.
+    pub fn by_rank(&self) -> Vec<Snapshot> {
+        self.shared.ranks.iter().map(|rank| Snapshot::of(&rank.stats.lock())).collect()
+    }
+}
+
+impl Snapshot {
+    fn of(stats: &Stats) -> Self {
+        Self {
             finished: stats.ended(Ended::Stop) + stats.ended(Ended::Length),
             aborted: stats.ended(Ended::Abort),
             failed: stats.ended(Ended::Error),
-            in_flight,
+            in_flight: 0,
             running: stats.gauges.running,
             waiting: stats.gauges.waiting + stats.gauges.deferred,
             kv_usage: stats.gauges.kv_usage,
             generated_tokens: stats.generation_tokens,
             preemptions: stats.preemptions,
+            most: stats.most,
             deferred: stats.gauges.deferred,
             prompt_tokens: stats.prompt_tokens,
             prefix: stats.prefix,
         }
     }
+}
 
+impl Handle {
     /// Injects a fault; [`Fault::None`] removes all faults.
     pub fn fault(&self, fault: Fault) {
         self.shared.fault(fault);

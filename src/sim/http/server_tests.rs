@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::{Fault, Handle, Profile, SimConfig, Snapshot, spawn};
 use sluice_core::vllm::metrics;
 
+mod ranks;
 mod shapes;
 mod speculation;
 

@@ -43,7 +43,7 @@ fn kv_tokens(shared: &ServerState) -> u64 {
 
 /// `/v1/loads`.
 pub(super) fn loads(shared: &ServerState) -> Reply {
-    let gauges = shared.stats.lock().gauges;
+    let gauges = shared.first().stats.lock().gauges;
     let (total, running) = (kv_tokens(shared), gauges.running);
     let waiting = gauges.waiting + gauges.deferred;
     let load = json!({

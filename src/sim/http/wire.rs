@@ -8,9 +8,11 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 
+use crate::engine::Timing;
 use crate::validate::{CalledTool, RequestKind};
 
 /// Why a sequence ended.
@@ -69,6 +71,8 @@ pub struct UsageCounts {
     pub completion: u64,
     /// Tokens of the prompts that were in the prefix cache; `None` if not reported.
     pub cached: Option<u64>,
+    /// The engine's times; `None` without `--enable-per-request-metrics`.
+    pub timing: Option<Timing>,
 }
 
 /// A part of a response: some tokens of one choice. JSON fields are already rendered.
@@ -249,7 +253,11 @@ impl ChunkWriter {
             if let Some(cached) = usage.cached {
                 let _ = write!(out, ",\"prompt_tokens_details\":{{\"cached_tokens\":{cached}}}");
             }
-            let _ = write!(out, "}},\"system_fingerprint\":\"{}\"}}\n\n", self.fingerprint);
+            let _ = write!(out, "}},\"system_fingerprint\":\"{}\"", self.fingerprint);
+            if let Some(timing) = usage.timing {
+                let _ = write!(out, ",\"metrics\":{}", metrics(timing, false));
+            }
+            out.push_str("}\n\n");
         }
         out.push_str("data: [DONE]\n\n");
     }
@@ -329,7 +337,8 @@ impl ChunkWriter {
             let (logprobs, ids) = (or_null(&first.prompt_logprobs), or_null(&first.piece.prompt_ids));
             let _ = write!(out, ",\"prompt_logprobs\":{logprobs},\"prompt_token_ids\":{ids},\"prompt_text\":null");
         }
-        out.push_str(",\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":null}");
+        let metrics = usage.timing.map_or(NULL.to_owned(), |timing| metrics(timing, true));
+        let _ = write!(out, ",\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"metrics\":{metrics}}}");
         out
     }
 }
@@ -343,6 +352,28 @@ fn write_usage(out: &mut String, usage: UsageCounts) {
     );
 }
 
+/// The engine's times in milliseconds. `nulls`: fields without a value are shown, too.
+fn metrics(timing: Timing, nulls: bool) -> String {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let inference = ms(timing.prefill + timing.decode);
+    let mean_itl = (timing.tokens > 1).then(|| ms(timing.decode) / f64::from(timing.tokens - 1));
+    let rate = (inference > 0.0).then(|| f64::from(timing.tokens) / inference * 1e3);
+    let fields = [
+        ("time_to_first_token_ms", Some(ms(timing.prefill))),
+        ("generation_time_ms", Some(ms(timing.decode))),
+        ("queue_time_ms", Some(ms(timing.queue))),
+        ("mean_itl_ms", mean_itl),
+        ("tokens_per_second", rate),
+        ("speculative_decoding", None),
+    ];
+    let shown = fields.into_iter().filter(|(_, value)| nulls || value.is_some());
+    let shown = shown.map(|(name, value)| match value {
+        Some(value) => format!("\"{name}\":{value:?}"),
+        None => format!("\"{name}\":null"),
+    });
+    format!("{{{}}}", shown.collect::<Vec<_>>().join(","))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -351,7 +382,7 @@ mod tests {
         let (prefix, mut out) = (if kind == RequestKind::Chat { "chatcmpl-" } else { "cmpl-" }, String::new());
         let shown = UsageOptions { at_end: usage_chunk, continuous };
         let envelope = ChunkWriter::new(kind, format!("{prefix}1"), 2, "m", &"vllm-0.33.0-51ca51ca".into(), shown);
-        let usage = |completion| UsageCounts { prompt: 5, completion, cached: None };
+        let usage = |completion| UsageCounts { prompt: 5, completion, ..UsageCounts::default() };
         let piece =
             |text: &str, finish| Piece { text: text.into(), finish, stop_reason: "null".into(), ..Piece::default() };
         envelope.role(&mut out, 0, None, usage(0));

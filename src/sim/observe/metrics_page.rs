@@ -24,6 +24,8 @@ use sluice_core::vllm::version::Version;
 pub(crate) struct Facts<'a> {
     pub(crate) version: Version,
     pub(crate) model: &'a str,
+    /// The data-parallel rank.
+    pub(crate) rank: usize,
     /// Number of blocks, including the null block.
     pub(crate) blocks: u32,
     /// 0 if LoRA is off.
@@ -45,15 +47,44 @@ struct Page<'a> {
     version: Version,
 }
 
+/// The page of one engine, which shows its data-parallel rank.
 pub(crate) fn engine(stats: &Stats, facts: Facts<'_>) -> String {
     let model = format!("model_name={}", serde_json::json!(facts.model));
-    let labels = if facts.version.since(7) { format!("engine=\"0\",{model}") } else { model };
+    let labels = if facts.version.since(7) { format!("engine=\"{}\",{model}", facts.rank) } else { model };
     let mut page = Page { out: String::with_capacity(64 * 1024), facts, labels, version: facts.version };
     page.gauges(stats);
     page.counters(stats);
     page.histograms(stats);
     page.information(stats);
     page.out
+}
+
+/// The page of a server, from the pages of the data-parallel ranks: each family once, with the rows
+/// of all ranks in order. A row that several ranks have in common is shown once.
+pub(crate) fn merged(pages: &[String]) -> String {
+    const FAMILY: &str = "# HELP ";
+    let [first, others @ ..] = pages else { return String::new() };
+    let families = |page: &str| {
+        page.split_inclusive('\n').fold(Vec::<String>::new(), |mut families, line| {
+            match families.last_mut().filter(|_| !line.starts_with(FAMILY)) {
+                Some(family) => family.push_str(line),
+                None => families.push(line.to_owned()),
+            }
+            families
+        })
+    };
+    let mut all = families(first);
+    for page in others {
+        for (family, own) in all.iter_mut().zip(families(page)) {
+            for row in own.split_inclusive('\n').filter(|row| !row.starts_with('#')) {
+                let labels = row.rsplit_once(' ').map_or(row, |(labels, _)| labels);
+                if labels.contains("engine=\"") || !family.contains(labels) {
+                    family.push_str(row);
+                }
+            }
+        }
+    }
+    all.concat()
 }
 
 /// Prints a float as Prometheus' Python client does: whole numbers with `.0`, large numbers with an
@@ -327,7 +358,7 @@ impl Page<'_> {
         if !self.version.since(7) {
             return;
         }
-        let Facts { blocks, prefix_caching, utilisation, cache_dtype, max_model_len, .. } = self.facts;
+        let Facts { rank, blocks, prefix_caching, utilisation, cache_dtype, max_model_len, .. } = self.facts;
         let tokens = u64::from(blocks) * BLOCK;
         let caching = if prefix_caching { "True" } else { "False" };
         let parallel = Number((tokens as f64 / f64::from(max_model_len) * 100.0).round() / 100.0);
@@ -338,7 +369,7 @@ impl Page<'_> {
             self.out,
             "vllm:cache_config_info{{_block_size_resolved=\"True\",block_size=\"{BLOCK}\",cache_dtype=\"{cache_dtype}\",\
              cache_hit_alignment_tokens=\"None\",effective_attention_block_size=\"{BLOCK}\",\
-             enable_mamba_shared_prefix_checkpoint=\"False\",enable_prefix_caching=\"{caching}\",engine=\"0\",\
+             enable_mamba_shared_prefix_checkpoint=\"False\",enable_prefix_caching=\"{caching}\",engine=\"{rank}\",\
              gpu_memory_utilization=\"{utilisation}\",hash_block_size=\"None\",is_attention_free=\"False\",\
              kv_cache_dtype_skip_layers=\"[]\",kv_cache_layout=\"None\",kv_cache_max_concurrency=\"{parallel}\",\
              kv_cache_memory_bytes=\"None\",kv_cache_size_tokens=\"{tokens}\",kv_offloading_backend=\"native\",\
@@ -370,10 +401,11 @@ fn sorted(labels: &str, extra: &str) -> String {
 mod tests {
     use super::*;
 
-    fn page(version: Version, show_hidden: bool) -> String {
-        let facts = Facts {
+    fn facts(version: Version, show_hidden: bool) -> Facts<'static> {
+        Facts {
             version,
             model: "m",
+            rank: 0,
             blocks: 1000,
             max_loras: 0,
             max_model_len: 8192,
@@ -382,8 +414,11 @@ mod tests {
             utilisation: 0.92,
             cache_dtype: "auto",
             show_hidden,
-        };
-        engine(&Stats::default(), facts)
+        }
+    }
+
+    fn page(version: Version, show_hidden: bool) -> String {
+        engine(&Stats::default(), facts(version, show_hidden))
     }
 
     #[test]
@@ -400,6 +435,22 @@ mod tests {
             ",kv_cache_max_concurrency=\"1.95\",kv_cache_memory_bytes=\"None\",kv_cache_size_tokens=\"16000\","
         ));
         assert!(page.contains("le=\"5000.0\"") && !page.contains("le=\"10000.0\""));
+    }
+
+    #[test]
+    fn the_ranks_share_families_and_have_their_own_rows() {
+        let of = |rank| {
+            let facts = Facts { rank, ..facts(Version::COMPARED, false) };
+            engine(&Stats { preemptions: rank as u64, ..Stats::default() }, facts)
+        };
+        let page = merged(&[of(0), of(1)]);
+        assert!(page.contains(
+            "# TYPE vllm:num_preemptions_total counter\nvllm:num_preemptions_total{engine=\"0\",model_name=\"m\"} 0.0\n\
+             vllm:num_preemptions_total{engine=\"1\",model_name=\"m\"} 1.0\n# HELP vllm:num_preemptions_created "
+        ));
+        assert_eq!(page.matches("vllm:admission_rejections_total{").count(), 2, "the API server counts these");
+        assert_eq!(page.matches("vllm:cache_config_info{").count(), 2);
+        assert_eq!(merged(&[of(0)]), of(0));
     }
 
     #[test]

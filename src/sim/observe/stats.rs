@@ -122,6 +122,8 @@ pub(crate) struct Stats {
     pub(crate) prompt_tokens: u64,
     pub(crate) generation_tokens: u64,
     pub(crate) preemptions: u64,
+    /// Most sequences at once, waiting or running.
+    pub(crate) most: u64,
     /// Requests refused by `--max-num-queued-reqs` and by `--max-num-queued-tokens`.
     pub(crate) rejections: [u64; 2],
     pub(crate) ended: [u64; 5],
@@ -154,6 +156,7 @@ impl Default for Stats {
             prompt_tokens: 0,
             generation_tokens: 0,
             preemptions: 0,
+            most: 0,
             rejections: [0; 2],
             ended: [0; 5],
             ttft: Histogram::new(TTFT),

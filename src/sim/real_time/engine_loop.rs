@@ -1,4 +1,4 @@
-//! The engine loop: runs the virtual server on the real clock, in one task that owns it.
+//! The engine loop of one rank: runs the virtual server on the real clock, in a task that owns it.
 //!
 //! Virtual time = real time since the start x speed. Steps follow virtual time, not the wake-ups of
 //! the timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds
@@ -16,8 +16,9 @@ use tokio::time::Instant;
 
 use super::command::{Command, Control, Submission};
 use super::output_collector::{Broken, OutputCollector};
+use super::rank::Rank;
 use super::state::ServerState;
-use crate::engine::{Pause, Request, SequenceId};
+use crate::engine::{Pause, Request, SequenceId, Timing};
 use crate::http::wire::Finish;
 use crate::observe::log::{Level, LogSource};
 use crate::observe::stats::{Ended, Finished, Gauges};
@@ -48,11 +49,28 @@ struct TrackedSequence {
     last: Duration,
 }
 
+impl TrackedSequence {
+    /// The times of a sequence that ends.
+    fn timing(&self) -> Timing {
+        let scheduled = self.scheduled.unwrap_or(self.arrived);
+        let first = self.first.unwrap_or(self.last);
+        Timing {
+            queue: scheduled.saturating_sub(self.arrived),
+            prefill: first.saturating_sub(scheduled),
+            decode: self.last.saturating_sub(first),
+            tokens: self.generated,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct EngineLoop {
     shared: Arc<ServerState>,
+    rank: Arc<Rank>,
     server: VirtualServer,
     tracked: HashMap<SequenceId, TrackedSequence>,
+    /// Sequences that were ever submitted.
+    submitted: usize,
     /// Real time at virtual time zero.
     epoch: Instant,
     hung_since: Option<Instant>,
@@ -61,12 +79,14 @@ pub(crate) struct EngineLoop {
 }
 
 impl EngineLoop {
-    pub(crate) fn new(shared: Arc<ServerState>) -> Self {
+    pub(crate) fn new(shared: Arc<ServerState>, rank: Arc<Rank>) -> Self {
         let server = shared.config.virtual_server();
         Self {
             shared,
+            rank,
             server,
             tracked: HashMap::new(),
+            submitted: 0,
             epoch: Instant::now(),
             hung_since: None,
             out_of_memory_at: None,
@@ -75,11 +95,10 @@ impl EngineLoop {
 
     /// Runs until the server stops or the engine dies.
     pub(crate) async fn run(mut self) {
-        let shared = Arc::clone(&self.shared);
+        let (shared, rank) = (Arc::clone(&self.shared), Arc::clone(&self.rank));
         loop {
             self.absorb_suspension();
-            let commands = std::mem::take(&mut *shared.inbox.lock());
-            for command in commands {
+            for command in rank.commands() {
                 self.execute(command);
             }
             if shared.stop.is_cancelled() || shared.dead.is_cancelled() {
@@ -93,7 +112,7 @@ impl EngineLoop {
                 }
             };
             tokio::select! {
-                () = shared.arrived.notified() => {}
+                () = rank.arrived.notified() => {}
                 () = shared.stop.cancelled() => {}
                 () = shared.dead.cancelled() => {}
                 () = sleep => {}
@@ -115,11 +134,10 @@ impl EngineLoop {
                 return;
             }
             tokio::select! {
-                () = self.shared.arrived.notified() => {}
+                () = self.rank.arrived.notified() => {}
                 () = self.shared.stop.cancelled() => {}
             }
-            let commands = std::mem::take(&mut *self.shared.inbox.lock());
-            for command in commands {
+            for command in self.rank.commands() {
                 self.execute(command);
             }
         }
@@ -233,7 +251,7 @@ impl EngineLoop {
                 } else {
                     self.server.pause(self.virtual_now(), Pause::No);
                 }
-                self.shared.stats.lock().sleep = level;
+                self.rank.stats.lock().sleep = level;
             }
         }
         true
@@ -258,6 +276,7 @@ impl EngineLoop {
 
     fn submit(&mut self, submissions: Vec<Submission>, collector: &Arc<OutputCollector>) {
         let now = self.virtual_now();
+        self.submitted += submissions.len();
         let mut requests = Vec::with_capacity(submissions.len());
         for (choice, submission) in submissions.into_iter().enumerate() {
             let Submission { request, finish, max_tokens, n } = submission;
@@ -281,12 +300,15 @@ impl EngineLoop {
             );
             requests.push(Request { arrived: now, ..request });
         }
+        let mut stats = self.rank.stats.lock();
+        stats.most = stats.most.max(self.tracked.len() as u64);
+        drop(stats);
         self.server.submit(now, requests);
     }
 
     fn record_step(&mut self, end: StepEnd) {
-        let shared = Arc::clone(&self.shared);
-        let mut stats = shared.stats.lock();
+        let (shared, rank) = (Arc::clone(&self.shared), Arc::clone(&self.rank));
+        let mut stats = rank.stats.lock();
         stats.step(end.load.tokens);
         stats.preemptions += u64::from(end.preempted);
         for admitted in end.admitted {
@@ -312,6 +334,9 @@ impl EngineLoop {
                 stats.next_token(end.ended.saturating_sub(tracked.last));
             }
             tracked.last = end.ended;
+            if token.last && shared.config.request_metrics {
+                tracked.collector.time(tracked.timing());
+            }
             tracked.collector.push(tracked.choice, token.tokens, token.last.then_some(tracked.finish));
             if token.last {
                 finished.push(token.id);
@@ -352,7 +377,7 @@ impl EngineLoop {
         let now = if generated > 0 { last } else { self.virtual_now() };
         let finished =
             Finished { ended, prompt, generated, max_tokens, n, cached, preempted, arrived, scheduled, first, now };
-        self.shared.stats.lock().finish(&finished);
+        self.rank.stats.lock().finish(&finished);
         if let Some(broken) = broken {
             tracked.collector.fail(broken);
         }
@@ -367,7 +392,7 @@ impl EngineLoop {
     fn publish_gauges(&self) {
         let engine = self.server.engine();
         let deferred = engine.deferred().min(engine.waiting());
-        let mut stats = self.shared.stats.lock();
+        let mut stats = self.rank.stats.lock();
         stats.gauges = Gauges {
             running: engine.running(),
             waiting: engine.waiting() - deferred,
@@ -385,6 +410,7 @@ impl EngineLoop {
         }
         let running = stats.gauges.running;
         drop(stats);
+        self.rank.published(self.submitted);
         if self.out_of_memory_at.is_some_and(|most| running > most as usize) {
             self.run_out_of_memory();
         }

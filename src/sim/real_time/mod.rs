@@ -1,5 +1,5 @@
-//! A virtual server on the real clock: the task that owns the server, and the state that this task
-//! shares with the HTTP side.
+//! Virtual servers on the real clock, one per data-parallel rank: the task that owns a server, and
+//! the state that the tasks share with the HTTP side.
 //!
 //! Commands enter through an inbox, and tokens leave through one collector per request. The
 //! concurrency limit bounds both.
@@ -8,4 +8,5 @@ pub(crate) mod command;
 pub(crate) mod concurrency_limit;
 pub(crate) mod engine_loop;
 pub mod output_collector;
+pub(crate) mod rank;
 pub(crate) mod state;

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use atomic_waker::AtomicWaker;
 use parking_lot::Mutex;
 
+use crate::engine::Timing;
 use crate::http::wire::Finish;
 
 /// Progress of a choice since progress was last taken.
@@ -44,6 +45,7 @@ struct State {
     choices: Vec<Pending>,
     interval: u32,
     ready: bool,
+    timing: Option<Timing>,
     broken: Option<Broken>,
 }
 
@@ -81,6 +83,16 @@ impl OutputCollector {
             state.ready |= slot.due;
         }
         state.ready
+    }
+
+    /// Records the engine's times of the sequence that ends next.
+    pub fn time(&self, timing: Timing) {
+        self.state.lock().timing = Some(timing);
+    }
+
+    /// The engine's times, if they were recorded.
+    pub fn timing(&self) -> Option<Timing> {
+        self.state.lock().timing
     }
 
     pub(crate) fn end(&self, choice: usize, finish: Finish) {

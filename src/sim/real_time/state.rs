@@ -1,19 +1,19 @@
-//! State that the HTTP side and the engine loop of one server share.
+//! State that the HTTP side and the engine loops of one server share.
 //!
-//! Locks are held for a few instructions and never across an await. Only the engine loop touches
-//! the engine.
+//! Locks are held for a few instructions and never across an await. Only the engine loop of a rank
+//! touches the rank's engine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::command::{Command, Control};
 use super::concurrency_limit::ConcurrencyLimit;
+use super::rank::{Rank, least_loaded};
 use crate::observe::http_metrics::Requests;
-use crate::observe::stats::Stats;
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
 use crate::unix_time::unix_seconds;
@@ -27,11 +27,12 @@ pub struct MemoryOrder {
     pub done: oneshot::Sender<bool>,
 }
 
-/// State that the HTTP side and the engine loop of one server share.
+/// State that the HTTP side and the engine loops of one server share.
 #[derive(Debug)]
 pub(crate) struct ServerState {
     pub(crate) config: SimConfig,
-    pub(crate) stats: Mutex<Stats>,
+    /// The data-parallel ranks; at least one.
+    pub(crate) ranks: Vec<Arc<Rank>>,
     pub(crate) concurrency: Mutex<ConcurrencyLimit>,
     /// Name and path of each adapter, by id. An unloaded adapter leaves a gap, so that ids stay
     /// valid.
@@ -56,9 +57,6 @@ pub(crate) struct ServerState {
     pub(crate) killed: CancellationToken,
     /// The process that holds the memory of the simulated device; `None`: memory is not simulated.
     pub(crate) memory: Mutex<Option<mpsc::Sender<MemoryOrder>>>,
-    pub(super) inbox: Mutex<Vec<Command>>,
-    /// Signalled when a command is added to the inbox.
-    pub(super) arrived: Notify,
 }
 
 impl ServerState {
@@ -67,9 +65,10 @@ impl ServerState {
         let settings = format!("{:?}{:?}{}", config.names, config.engine, config.max_model_len);
         let hash = twox_hash::XxHash3_64::oneshot(settings.as_bytes()) as u32;
         let fingerprint = format!("vllm-{}-{hash:08x}", config.version).into();
+        let ranks = (0..config.data_parallel.max(1)).map(|_| Arc::default()).collect();
         Self {
             config,
-            stats: Mutex::default(),
+            ranks,
             concurrency: Mutex::default(),
             adapters: Mutex::new(adapters),
             next_id: AtomicU64::new(1),
@@ -87,8 +86,6 @@ impl ServerState {
             stop: CancellationToken::new(),
             killed: CancellationToken::new(),
             memory: Mutex::default(),
-            inbox: Mutex::default(),
-            arrived: Notify::new(),
         }
     }
 
@@ -99,21 +96,43 @@ impl ServerState {
         orders.send(MemoryOrder { held, done }).await.is_ok() && result.await.unwrap_or(false)
     }
 
-    /// Adds a command to the inbox and wakes the engine loop.
-    pub(crate) fn send(&self, command: Command) {
-        self.inbox.lock().push(command);
-        self.arrived.notify_one();
+    /// The first rank, which has the values that the ranks do not have separately.
+    pub(crate) fn first(&self) -> &Rank {
+        &self.ranks[0]
     }
 
-    /// Sends an operation to the engine loop and waits until it is carried out; `None` if the
-    /// engine is dead.
-    pub(crate) async fn control(&self, control: Control) -> Option<bool> {
-        let (done, result) = oneshot::channel();
-        self.send(Command::Control(control, Some(done)));
-        tokio::select! {
-            result = result => result.ok(),
-            () = self.dead.cancelled() => None,
+    /// The rank that a request goes to: `wanted`, otherwise the one with the lowest load. `None`:
+    /// there is no such rank.
+    pub(crate) fn rank(&self, wanted: Option<i64>) -> Option<&Arc<Rank>> {
+        match wanted {
+            Some(wanted) => self.ranks.get(usize::try_from(wanted).ok()?),
+            None => {
+                let start = self.next_id.load(Ordering::Relaxed) as usize % self.ranks.len();
+                self.ranks.get(least_loaded(&self.ranks, start))
+            }
         }
+    }
+
+    /// Sends an operation to all engine loops and waits until it is carried out. Returns whether
+    /// all succeeded; `None` if the engine is dead.
+    pub(crate) async fn control(&self, control: Control) -> Option<bool> {
+        let mut all = true;
+        let results: Vec<_> = self
+            .ranks
+            .iter()
+            .map(|rank| {
+                let (done, result) = oneshot::channel();
+                rank.send(Command::Control(control, Some(done)));
+                result
+            })
+            .collect();
+        for result in results {
+            all &= tokio::select! {
+                result = result => result.ok()?,
+                () = self.dead.cancelled() => return None,
+            };
+        }
+        Some(all)
     }
 
     /// Injects a fault; [`Fault::None`] removes all faults.
@@ -130,6 +149,6 @@ impl ServerState {
             Fault::Hang => self.hung.store(true, Ordering::Relaxed),
             Fault::Stall(_) | Fault::OutOfMemory(_) | Fault::SlowStart(_) => {}
         }
-        self.send(Command::Fault(fault));
+        self.ranks.iter().for_each(|rank| rank.send(Command::Fault(fault)));
     }
 }

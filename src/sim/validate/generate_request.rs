@@ -73,6 +73,8 @@ pub struct GenerateRequest {
     pub stream_interval: u32,
     /// Scheduling priority; lower runs first.
     pub priority: i64,
+    /// The data-parallel rank that the header `X-data-parallel-rank` names.
+    pub rank: Option<i64>,
     /// Part of the key of the prefix cache.
     pub cache_salt: Option<String>,
     /// The shape that the output must have.
@@ -141,6 +143,7 @@ impl GenerateRequest {
             forced: sampling::forced(fields),
             stream_interval: fields.int("stream_interval").map_or(1, |every| u32::try_from(every).unwrap_or(u32::MAX)),
             priority: fields.int("priority").unwrap_or(0),
+            rank: None,
             cache_salt: fields.text("cache_salt").map(str::to_owned),
             shape: Shape::of(fields).filter(|_| !only_echo),
             special_tokens: fields.get("add_special_tokens").is_none() || fields.truth("add_special_tokens"),

@@ -100,7 +100,7 @@ impl<U: Upstream> Attempts<'_, U> {
                 return None;
             }
         };
-        self.prepared.placed.request.avoid.push(lease.backend());
+        self.prepared.placed.request.avoid.extend(lease.server());
         lease.release_failed();
         let next = match self.wait_for_turn(TurnOf::Continued, down, record).await {
             Ok(()) => self.lease_as_placed(down, record).await,

@@ -62,16 +62,19 @@ impl<U: Upstream> Attempts<'_, U> {
             Refused::Model => asks.model.map(Lack::Model),
             Refused::Route => asks.route.map(Lack::Route),
             Refused::Length(limit) => Some(Lack::Length(limit)),
+            Refused::Rank => Some(Lack::Rank),
         };
         match refused {
-            Refused::Model => {}
+            Refused::Model | Refused::Rank => {}
             Refused::Route => asks.needs_route = true,
             Refused::Length(limit) => asks.longer_than = asks.longer_than.max(limit),
         }
         if let Some(lack) = lack {
             lease.refused_by_engine(lack, Instant::now());
         }
-        lease.success(Instant::now());
+        if refused != Refused::Rank {
+            lease.success(Instant::now());
+        }
         let may = self.moves < MOVES_MAX;
         self.moves += u32::from(may);
         may

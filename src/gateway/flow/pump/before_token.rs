@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::super::attempt::{BusyBackend, FailedAttempt, HeldResponse};
 use super::super::elsewhere::{Elsewhere, EngineAnswer};
-use super::super::record::{Outcome, Recorder, UpstreamFault};
+use super::super::record::{Outcome, Recorder, RetryReason, UpstreamFault};
 use super::Pump;
 use super::parts::Delivery;
 use sluice_core::meter::{Forward, StreamStage};
@@ -59,8 +59,12 @@ impl<R: Recorder> Pump<'_, '_, R> {
         if elsewhere.is_fault() {
             self.fault(&"an error event in the stream", now);
         }
+        let (reason, lacks) = match elsewhere {
+            Elsewhere::NotServed(lacks) => (RetryReason::NotServed, Some(lacks)),
+            _ => (reason, None),
+        };
         let outcome = match elsewhere {
-            Elsewhere::Limited => Outcome::Refused,
+            Elsewhere::Limited | Elsewhere::NotServed(_) => Outcome::Refused,
             _ => Outcome::UpstreamError(UpstreamFault::InStream),
         };
         let head = if busy.is_none() { self.head.take() } else { None };
@@ -69,7 +73,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.meter.finish(now).iter().for_each(|piece| self.preamble.extend_from_slice(piece));
         let read = Bytes::from(std::mem::take(&mut self.preamble));
         let held = head.map(|head| HeldResponse { head, read });
-        Some(Box::new(FailedAttempt { busy, held, ..*FailedAttempt::boxed(reason, outcome) }))
+        Some(Box::new(FailedAttempt { busy, lacks, held, ..*FailedAttempt::boxed(reason, outcome) }))
     }
 
     /// The refusal of an overloaded backend, in a stream of which nothing was passed on.

@@ -102,6 +102,9 @@ fn request_head(to: &Address, request: &UpstreamRequest) -> BytesMut {
             head.extend_from_slice(part.as_bytes());
         }
     }
+    if let Some(rank) = to.rank {
+        head.extend_from_slice(format!("x-data-parallel-rank: {rank}\r\n").as_bytes());
+    }
     head.extend_from_slice(b"content-length: ");
     head.put_slice(request.body.len().to_string().as_bytes());
     head.extend_from_slice(b"\r\n\r\n");

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::super::testing::completed;
 use super::*;
 use crate::flow::Record;
-use sluice_core::openai::PromptPrefix;
 use sluice_core::openai::prefix::Beginning;
+use sluice_core::openai::{EngineTimes, PromptPrefix};
 
 fn prefix() -> PromptPrefix {
     let beginnings = [7, 8].map(|hash| Beginning { hash, end: 512 }).into_iter().collect();
@@ -139,12 +139,27 @@ fn a_full_disk_drops_records_and_counts_them() {
     assert_eq!(writer.dropped(), 1);
 }
 
+/// A stream of which the engine reported its own times.
+fn measured_by_engine() -> Record {
+    let mut record = completed(Duration::from_millis(30), Duration::from_millis(6));
+    let times = EngineTimes { queue: Duration::from_millis(12), prefill: Duration::from_micros(16_500) };
+    record.stats.as_mut().unwrap().times = Some(times);
+    record
+}
+
+#[test]
+fn the_engines_times_count_only_if_one_engine_served_the_request() {
+    let of = |record: Record| record.engine_times().map(|times| times.queue);
+    assert_eq!(of(measured_by_engine()), Some(Duration::from_millis(12)));
+    assert_eq!(of(Record { continued: 1, ..measured_by_engine() }), None);
+}
+
 #[test]
 fn a_record_has_hashes_and_nothing_that_says_who_or_what() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.jsonl");
     let writer = open(&config(&path, 1)).unwrap();
-    let record = completed(Duration::from_millis(30), Duration::from_millis(6));
+    let record = measured_by_engine();
     writer.write(&Record {
         request_id: "private-1".into(),
         upstream_id: "private-2".into(),
@@ -161,10 +176,12 @@ fn a_record_has_hashes_and_nothing_that_says_who_or_what() {
     assert_eq!((line["version"].as_u64(), line["prompt_bytes"].as_u64()), (Some(1), Some(1_100)));
     assert_eq!(line["prefix"].as_array().map(Vec::len), Some(2));
     assert_eq!(line["backend_ttft_ms"], 30.0);
+    assert_eq!([&line["engine_queue_ms"], &line["engine_prefill_ms"]], [12.0, 16.5]);
     // A key that the access log gains later may identify a client; it must be listed here to enter
     // records.
     let known = "version time route model pool home class backend arm fell_back_from copy stream estimate_tokens estimate_how \
-                 prompt_tokens completion_tokens token_events cached_tokens queue_ms connect_ms ttft_ms backend_ttft_ms tpot_ms \
+                 prompt_tokens completion_tokens token_events cached_tokens queue_ms connect_ms ttft_ms backend_ttft_ms \
+                 engine_queue_ms engine_prefill_ms tpot_ms \
                  e2el_ms total_ms status outcome detail retries slo_met prompt_bytes prefix";
     let known: BTreeSet<&str> = known.split_whitespace().collect();
     let unknown: Vec<&String> = line.as_object().unwrap().keys().filter(|key| !known.contains(key.as_str())).collect();

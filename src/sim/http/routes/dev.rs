@@ -106,7 +106,7 @@ pub(super) async fn handle(
             control(shared, Control::Sleep(None)).await?;
             Ok(empty())
         }
-        "/is_sleeping" => Ok(json_reply(&json!({"is_sleeping": shared.stats.lock().sleep.is_some()}))),
+        "/is_sleeping" => Ok(json_reply(&json!({"is_sleeping": shared.first().stats.lock().sleep.is_some()}))),
         "/pause" => {
             let mode = mode(query)?;
             if mode == "wait" {

@@ -79,8 +79,10 @@ fn prepare(
     };
     let mut request = GenerateRequest::new(kind, body, &config.texts, limits)?;
     let number = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
-    if let Some(rank) = number("x-data-parallel-rank").filter(|rank| *rank != 0) {
-        return Err(ErrorBody::bad_request(None, format!("data_parallel_rank {rank} is out of range [0, 1).")));
+    request.rank = number("x-data-parallel-rank");
+    if let Some(rank) = request.rank.filter(|rank| !(0..i64::from(config.data_parallel)).contains(rank)) {
+        let message = format!("data_parallel_rank {rank} is out of range [0, {}).", config.data_parallel);
+        return Err(ErrorBody::bad_request(None, message));
     }
     if let Some(priority) = number("x-vllm-priority") {
         request.priority = priority;
@@ -124,8 +126,10 @@ fn report_load(shared: &ServerState, headers: &HeaderMap, reply: &mut Reply) {
     let Some(wanted) = headers.get("endpoint-load-metrics-format").and_then(|value| value.to_str().ok()) else {
         return;
     };
-    let gauges = shared.stats.lock().gauges;
-    let (waiting, usage) = ((gauges.waiting + gauges.deferred) as f64, gauges.kv_usage);
+    let gauges = shared.ranks.iter().map(|rank| rank.stats.lock().gauges);
+    let (waiting, usage) = gauges.fold((0.0, 0.0_f64), |(waiting, usage), gauges| {
+        (waiting + (gauges.waiting + gauges.deferred) as f64, usage.max(gauges.kv_usage))
+    });
     let text = match wanted.to_lowercase().as_str() {
         "json" => format!(
             "JSON {{\"named_metrics\": {{\"num_requests_waiting\": {waiting:?}, \"kv_cache_usage_perc\": {usage:?}}}}}"

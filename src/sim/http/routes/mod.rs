@@ -35,6 +35,7 @@ use crate::http::reply::{Reply, body, json_reply, read, require_json, text_reply
 use crate::http::response_body::Disconnect;
 use crate::http::{models, responses, sglang};
 use crate::observe::{http_metrics, metrics_page};
+use crate::real_time::rank::Rank;
 use crate::real_time::state::ServerState;
 
 pub(crate) use table::listed;
@@ -243,6 +244,7 @@ fn metrics(shared: &ServerState) -> Reply {
     let facts = metrics_page::Facts {
         version: config.version,
         model: config.names.first().map_or("", String::as_str),
+        rank: 0,
         blocks: config.engine.num_blocks,
         max_loras: config.engine.max_loras,
         max_model_len: config.max_model_len,
@@ -255,11 +257,13 @@ fn metrics(shared: &ServerState) -> Reply {
     let mut out = String::new();
     http_metrics::process(&mut out, shared.started);
     // Rendering takes longer than a step may wait for the lock.
-    let stats = shared.stats.lock().clone();
+    let stats = |rank: &Arc<Rank>| rank.stats.lock().clone();
     if config.sglang.is_some() {
-        out.push_str(&sglang::metrics(shared, &stats));
+        out.push_str(&sglang::metrics(shared, &stats(&shared.ranks[0])));
     } else if config.log_stats {
-        out.push_str(&metrics_page::engine(&stats, facts));
+        let page = |(rank, own)| metrics_page::engine(&stats(own), metrics_page::Facts { rank, ..facts });
+        let pages: Vec<String> = shared.ranks.iter().enumerate().map(page).collect();
+        out.push_str(&metrics_page::merged(&pages));
     }
     shared.requests.lock().render(&mut out, shared.started);
     body(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", out)

@@ -11,8 +11,8 @@ use sluice_core::vllm::version::Version;
 /// Flags of vLLM that have an effect in the simulator, in alphabetical order. Other flags are
 /// accepted without effect.
 const SIMULATED: &str = "api-key api-server-count async-scheduling compilation-config convert cudagraph-capture-sizes \
-    disable-log-stats disable-uvicorn-access-log enable-auto-tool-choice enable-chunked-prefill \
-    enable-force-include-usage enable-log-requests enable-lora enable-prefix-caching \
+    data-parallel-size disable-log-stats disable-uvicorn-access-log enable-auto-tool-choice enable-chunked-prefill \
+    enable-force-include-usage enable-log-requests enable-lora enable-per-request-metrics enable-prefix-caching \
     enable-prompt-tokens-details enable-request-id-headers enable-scale-out enable-server-load-tracking \
     enable-sleep-mode enforce-eager gpu-memory-utilization host kv-cache-dtype kv-cache-memory-bytes \
     long-prefill-token-threshold long-prefill-token-threshold-adaptive lora-modules max-cpu-loras \

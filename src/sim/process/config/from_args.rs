@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::SimConfig;
 use super::compilation::{CompilationConfig, pooling};
 use super::flags::{allowed, at_least};
 use super::hardware::{defaults, laid_out, model_of};
+use super::{MAX_RANKS, SimConfig};
 use crate::engine::Policy;
 use crate::machine::Profile;
 use crate::process::model_folder::check_adapter;
@@ -94,7 +94,14 @@ impl SimConfig {
             return Err(Refusal::Other { kind: "TypeError", text, stage: Stage::Settings });
         }
         self.stream_interval = at_least(args, "SchedulerConfig", "stream_interval", 1, 1)?;
-        self.api_servers = args.int("api-server-count").map_or(1, |count| u32::try_from(count).unwrap_or(1)).max(1);
+        self.data_parallel = at_least(args, "ParallelConfig", "data_parallel_size", 1, 1)?;
+        if self.data_parallel > MAX_RANKS {
+            let text = format!("the simulator runs at most {MAX_RANKS} data-parallel ranks in one process");
+            return Err(Refusal::Other { kind: "ValueError", text, stage: Stage::Settings });
+        }
+        let servers = args.int("api-server-count").and_then(|count| u32::try_from(count).ok());
+        self.api_servers = servers.unwrap_or(self.data_parallel).max(1);
+        self.request_metrics = on("enable-per-request-metrics");
         let seconds = args.int("sse-keep-alive-interval").unwrap_or(0);
         self.keep_alive = u64::try_from(seconds).ok().filter(|every| *every > 0).map(Duration::from_secs);
         self.track_load = on("enable-server-load-tracking");

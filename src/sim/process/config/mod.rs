@@ -33,6 +33,8 @@ pub use flags::without_effect;
 /// Maximum adapters that one process can load, including adapters that were unloaded. Their ids are
 /// 16 bits wide.
 pub const MAX_ADAPTERS: usize = 1024;
+/// Maximum data-parallel ranks of one process.
+pub const MAX_RANKS: u32 = 256;
 
 /// The server behaves like SGLang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,8 @@ pub struct SimConfig {
     pub graphs: Graphs,
     /// `--api-server-count`.
     pub api_servers: u32,
+    /// `--data-parallel-size`: engines behind the same address.
+    pub data_parallel: u32,
     /// Adapters loaded at the start: name and path.
     pub adapters: Vec<(String, String)>,
     /// Whether `--enable-lora` was given.
@@ -114,6 +118,8 @@ pub struct SimConfig {
     pub force_usage: bool,
     /// `--enable-prompt-tokens-details`.
     pub prompt_details: bool,
+    /// `--enable-per-request-metrics`.
+    pub request_metrics: bool,
     /// `--enable-scale-out`.
     pub scale_out: bool,
     /// Whether `--show-hidden-metrics-for-version` was given.
@@ -158,6 +164,7 @@ impl SimConfig {
             compilation: Compilation::Vllm,
             graphs,
             api_servers: 1,
+            data_parallel: 1,
             adapters: Vec::new(),
             lora: false,
             max_lora_rank: 16,
@@ -179,6 +186,7 @@ impl SimConfig {
             request_id_headers: false,
             force_usage: false,
             prompt_details: false,
+            request_metrics: false,
             scale_out: false,
             show_hidden: false,
             shutdown_timeout: Duration::ZERO,
@@ -202,7 +210,8 @@ impl SimConfig {
         self
     }
 
-    /// The virtual server with these settings. The id of an adapter is its index in `adapters`.
+    /// The virtual server of one rank with these settings. The id of an adapter is its index in
+    /// `adapters`.
     pub fn virtual_server(&self) -> VirtualServer {
         self.virtual_server_with((0..).take(self.adapters.len()))
     }
@@ -219,7 +228,9 @@ impl SimConfig {
             // This time belongs to the start and passes before the server exists.
             let _ = engine.load_adapter(adapter);
         }
-        VirtualServer::new(engine, FrontEnd::with_servers(&self.profile.front_end, self.api_servers))
+        // Requests and tokens of all ranks share the API servers.
+        let servers = (self.api_servers / self.data_parallel.max(1)).max(1);
+        VirtualServer::new(engine, FrontEnd::with_servers(&self.profile.front_end, servers))
     }
 
     /// Weights on one GPU, GiB.

@@ -8,7 +8,7 @@ use crate::real_time::concurrency_limit::ConcurrencyLimit;
 fn start() -> (Arc<ServerState>, tokio::task::JoinHandle<()>) {
     let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
     let shared = Arc::new(ServerState::new(config));
-    let engine_loop = tokio::spawn(EngineLoop::new(Arc::clone(&shared)).run());
+    let engine_loop = tokio::spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(&shared.ranks[0])).run());
     (shared, engine_loop)
 }
 
@@ -17,7 +17,7 @@ fn submit(shared: &ServerState, output_tokens: u32) -> Arc<OutputCollector> {
     let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
     *shared.concurrency.lock() = ConcurrencyLimit { in_flight: 1, prefill_tokens: 16 };
     let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
-    shared.send(Command::Submit(vec![submission], Arc::clone(&collector)));
+    shared.first().send(Command::Submit(vec![submission], Arc::clone(&collector)));
     collector
 }
 
@@ -72,9 +72,9 @@ async fn aborts_during_a_hang_are_counted() {
     let collector = submit(&shared, 1000);
     tokens(&collector, 2).await;
     shared.fault(Fault::Hang);
-    shared.send(Command::Abort(vec![1]));
+    shared.first().send(Command::Abort(vec![1]));
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(shared.stats.lock().gauges.running, 1, "no step ran, so nothing is reported");
+    assert_eq!(shared.first().stats.lock().gauges.running, 1, "no step ran, so nothing is reported");
     assert_eq!(shared.concurrency.lock().in_flight, 0, "the server still counts the abort");
 }
 
