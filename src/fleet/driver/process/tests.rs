@@ -300,8 +300,13 @@ impl Foreign {
 
     /// The identity of this process, as a journal would have it.
     async fn identity(&self, mark: &str) -> EngineIdentity {
-        let started =
-            until("it runs", || ProcessEntry::read(self.pid()).filter(|row| row.name == "sleep")).await.started;
+        // A program that begins gets its name a moment before its environment.
+        let has_environment = || {
+            let environment = procfs::process::Process::new(self.pid()).and_then(|process| process.environ());
+            environment.is_ok_and(|environment| !environment.is_empty())
+        };
+        let runs = || ProcessEntry::read(self.pid()).filter(|row| row.name == "sleep" && has_environment());
+        let started = until("it runs", runs).await.started;
         EngineIdentity::Process {
             pid: self.pid(),
             started,
