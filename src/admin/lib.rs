@@ -42,6 +42,7 @@ mod engine_log;
 mod experiments;
 mod tuner;
 pub mod status;
+pub mod named;
 mod control;
 pub mod snapshot;
 pub mod events;

@@ -11,7 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::status::{Diagnosis, ModelStatus, find};
+use super::named::find;
+use super::status::{Diagnosis, ModelStatus};
 use super::*;
 use sluice_config::{Admin, Secret};
 use sluice_fleet::{ChangeStarted, LogError, LogLines, RestartError, RestartRequest};

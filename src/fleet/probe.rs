@@ -28,8 +28,8 @@
 //!
 //! An engine that answers nothing while it works (serial) is not probed while it has requests.
 //!
-//! `core/engines` has the pages of each kind of engine. Bounds: [`SLOTS_BYTES`], [`METRICS_BYTES`];
-//! one probe per backend at a time.
+//! `core/engines` has the pages of each kind of engine; `metrics_page.rs` reads metrics. Bounds:
+//! [`SLOTS_BYTES`]; one probe per backend at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,13 +41,14 @@ use tokio::time::Instant;
 use super::engine_health::{Unhealthy, read_health};
 use super::engine_kind::{FoundKinds, identify};
 use super::http::fetch;
+use super::metrics_page::{read_metrics, read_page, snapshot};
 use super::models::{ModelList, ReportedModels, Unreadable, read_models, read_routes};
 use super::probed_ranks::ProbedRanks;
 use sluice_config::{Address, Health};
 use sluice_core::base::BackendId;
 use sluice_core::engines::{EngineKind, SlotsPage};
 use sluice_core::vllm::metrics;
-use sluice_core::vllm::rank_page::{of_rank, ranks};
+use sluice_core::vllm::rank_page::ranks;
 use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGateway, RouteSet, Served};
 
 /// Time between readings of the models of a backend that is up; minimum time between readings of
@@ -55,8 +56,6 @@ use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGat
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
 /// Largest page of slots that is accepted, bytes.
 const SLOTS_BYTES: usize = 1 << 20;
-/// Largest body of `/metrics` that is accepted, bytes.
-const METRICS_BYTES: usize = 8 << 20;
 
 #[derive(Debug, Default)]
 struct ProbeState {
@@ -491,34 +490,6 @@ async fn read_activity(address: &Address, limit: Duration) -> Activity {
         Ok(None) => Activity::NoCounters,
         Ok(Some(page)) => Activity::Counters(WorkCounters { progress: page.progress(), kv_usage: page.kv_usage }),
     }
-}
-
-/// The metrics of an engine, by the names of vLLM, read within `limit`; `None` if it shows none.
-pub async fn scrape(address: &Address, limit: Duration) -> Option<metrics::MetricsSnapshot> {
-    read_metrics(address, limit).await.ok().flatten()
-}
-
-/// `None`: the page shows no metrics; an error: no response.
-async fn read_metrics(address: &Address, limit: Duration) -> Result<Option<metrics::MetricsSnapshot>, ()> {
-    let page = read_page(address, limit).await?;
-    Ok(page.and_then(|page| snapshot(address, &page)))
-}
-
-/// The text of the page; `None`: there is none.
-async fn read_page(address: &Address, limit: Duration) -> Result<Option<String>, ()> {
-    let Some(address) = address.of_metrics() else { return Ok(None) };
-    let (status, body) = fetch(&address, "/metrics", limit, METRICS_BYTES).await.map_err(drop)?;
-    Ok(String::from_utf8(body.into()).ok().filter(|_| status.is_success()))
-}
-
-/// The metrics on a page; of a backend with a data-parallel rank, the metrics of that rank.
-fn snapshot(address: &Address, page: &str) -> Option<metrics::MetricsSnapshot> {
-    let rules = address.engine.rules().metrics.as_ref()?;
-    let page = match address.rank {
-        Some(rank) => (rules.read)(&of_rank(page, rank)),
-        None => (rules.read)(page),
-    };
-    Some(page).filter(|page| page.samples > 0)
 }
 
 #[cfg(test)]

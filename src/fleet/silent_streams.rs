@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::probe::scrape;
+use super::metrics_page::scrape;
 use sluice_gateway::pool::{Admission, EngineCounters};
 
 /// Time between two readings of an engine.

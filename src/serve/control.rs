@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use crate::app::App;
 use crate::core::Source;
 use crate::reload::{ReloadError, problem_lines};
-use sluice_admin::status::{ClassStatus, ClusterStatus, Diagnosis, KeyInFlightStatus, KeyStatus, ModelStatus, find};
+use sluice_admin::named::find;
+use sluice_admin::status::{ClassStatus, ClusterStatus, Diagnosis, KeyInFlightStatus, KeyStatus, ModelStatus};
 use sluice_admin::{
     About, Access, BackendLogError, BackendRestartError, Control, ExperimentControl, ExperimentError, NoSuchBackend,
     Order, Status, TunerControl, TunerError, TunerOrder,
