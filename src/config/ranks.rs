@@ -46,7 +46,7 @@ fn rank(backend: &Entry, number: i64) -> Entry {
     {
         *name = format!("{name}-{number}");
     }
-    let origin = keys.remove("ranks").map_or_else(|| backend.origin.clone(), |ranks| ranks.origin);
+    let origin = keys.remove("ranks").map_or_else(|| backend.origin, |ranks| ranks.origin);
     keys.insert("rank".to_owned(), Entry { value: Value::Int(number), origin });
     backend
 }

@@ -24,7 +24,7 @@ fn thrashing(tokens: &str, out: Length) -> LabRun {
 fn an_engine_that_preempts_gets_fewer_tokens_and_answers_sooner() {
     let out = Length::Between { min: 400, max: 1_600 };
     let [without, with] = ["unlimited", "auto"].map(|tokens| {
-        let run = thrashing(tokens, out.clone());
+        let run = thrashing(tokens, out);
         let at = |share| {
             [percentile(&run, 0, |record| record.ttft, share), percentile(&run, 0, |record| record.latency, share)]
         };
