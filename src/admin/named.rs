@@ -1,4 +1,4 @@
-//! Finds a backend by the names that a person writes: those of `sluice status`.
+//! Finds a backend by the names that a person writes, as `sluice status` prints them.
 //!
 //! The server of several data-parallel ranks is also found by its name in the file. A message about
 //! an unknown name lists at most [`NAMES_SHOWN`] known ones.

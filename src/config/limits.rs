@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use sluice_core::base::Tokens;
+use sluice_core::vllm::rank_page;
 
 // ---- Contents of a configuration --------------------------------------------------------------
 
@@ -19,7 +20,7 @@ pub(super) const MAX_COPIES: usize = 64;
 /// [`MAX_COPIES`] as written in a configuration.
 pub(super) const COPIES: &str = "64";
 /// Data-parallel ranks of one backend: one rank on each GPU of 32 hosts.
-pub(super) const MAX_RANKS: i64 = 256;
+pub(super) const MAX_RANKS: i64 = rank_page::MAX_RANKS as i64;
 /// [`MAX_RANKS`] and the highest rank as written in a configuration.
 pub(super) const RANKS: &str = "256";
 pub(super) const RANK: &str = "255";

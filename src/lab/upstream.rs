@@ -6,8 +6,9 @@
 //! experiments, for the model, which an arm may have changed. Dropping an exchange aborts the
 //! request, as closing the connection does.
 //!
-//! Another engine continues an answer as in `sluice sim`: the text so far is a part of its prompt,
-//! which `max_tokens` shows, because the gateway sends what is left of it. `/tokenize` counts.
+//! Another engine continues an answer as in `sluice sim`: the text so far is a part of its prompt.
+//! The length of the text follows from `max_tokens`, which the gateway lowers by it. `/tokenize`
+//! counts tokens.
 //!
 //! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on
 //! waiting requests.

@@ -39,7 +39,7 @@ const STEP_UP: f64 = 0.005;
 const FLOOR: f64 = 0.5;
 /// The weight of one look in the average of outstanding tokens for each token in the cache.
 const WEIGHT: f64 = 0.2;
-/// The quotient before it was measured: that of answers with a little more tokens than the prompts.
+/// The quotient before it was measured: answers have a few more tokens than the prompts.
 const UNMEASURED: f64 = 1.4;
 /// A cache with less in it says little about the quotient.
 const USED_LEAST: f64 = 0.5;
@@ -213,8 +213,8 @@ mod tests {
         let mut limit = KvLimit::default();
         assert!(!limit.look(sample(0, 500.0, 200_000)), "the first look has nothing to compare");
         assert!(!limit.look(sample(1, 505.0, 200_000)) && limit.limit().is_none(), "five of sixty are no harm");
-        // It has measured 200,000 x 0.6 / 100,000, and nothing of what follows in a full cache. The
-        // burst is nearly over at the look.
+        // The look before measured 200,000 x 0.6 / 100,000; a look with preemptions measures
+        // nothing. The burst is nearly over at this look.
         assert!(limit.look(sample(2, 520.0, 20_000)));
         let demand = UNMEASURED + WEIGHT * (1.2 - UNMEASURED);
         let first = LearnedTokens { tokens: (SHARE * demand * KV as f64) as u64, preempted: 15, outstanding: 200_000 };

@@ -66,7 +66,7 @@ pub struct EngineRules {
 pub struct IdentityPage {
     /// The path.
     pub path: &'static str,
-    /// Whether the body of a success is that of the kind.
+    /// Whether only a server of this kind answers a success with such a body.
     pub is_own: fn(&[u8]) -> bool,
 }
 

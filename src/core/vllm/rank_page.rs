@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use super::metrics::{label, sample};
 
-/// Largest number of ranks that are read from a page.
-const MAX_RANKS: usize = 1024;
+/// The most ranks of a server.
+pub const MAX_RANKS: usize = 256;
 
 /// The lines of a page that are about one data-parallel rank, which the label `engine` names, or
 /// about no rank.

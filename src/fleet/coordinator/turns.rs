@@ -31,7 +31,7 @@ pub(super) enum Hold {
     Coming,
     /// It serves.
     Awake,
-    /// It takes no requests, and waits for those that run.
+    /// It takes no requests, and waits for the running ones to end.
     Draining,
     /// It falls asleep or is stopped.
     Leaving,

@@ -36,7 +36,7 @@ pub(super) struct FailedAttempt<X> {
     pub(super) response: Option<ResponseStart<X>>,
     /// The backend's refusal that came as the first event of a stream, for the same purpose.
     pub(super) busy: Option<BusyBackend>,
-    /// The engine lacks what the request asks for, by the first event of a stream.
+    /// The model, route, length or rank that the engine lacks, by the first event of the stream.
     pub(super) lacks: Option<Refused>,
     /// The beginning of a response that the pump has read but not passed on. `forward/pass_on.rs`
     /// turns it into the response of the attempt.

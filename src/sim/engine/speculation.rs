@@ -13,9 +13,10 @@
 
 use super::id::SequenceId;
 use sluice_core::base::Rng;
+use sluice_core::vllm::drafts::POSITIONS;
 
 /// The most drafts of a sequence in a step.
-pub const MAX_DRAFTS: u32 = 32;
+pub const MAX_DRAFTS: u32 = POSITIONS as u32;
 /// The acceptance of each position after the one before it, where nothing is known.
 const UNKNOWN: f64 = 0.7;
 
