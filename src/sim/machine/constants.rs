@@ -101,9 +101,9 @@ fn text_token_us() -> f64 {
     1.3
 }
 
-/// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`). The cost
-/// of a change of the batch is fitted to the total time of the same runs. CPU time is a share of
-/// `step_us`, because the same process runs the same kind of code.
+/// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`). The
+/// cost of a change of the batch is fitted to the total time of the same runs. CPU time is a share
+/// of `step_us`, because the same process runs the same kind of code.
 fn draft_us() -> f64 {
     6.9
 }
