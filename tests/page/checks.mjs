@@ -29,6 +29,8 @@ async function check(name, run) {
   }
 }
 
+/** Waits until assertions about the page hold: it redraws a moment after the gateway has changed. */
+const shows = (what, assertions) => until(what, async () => (await assertions(), true));
 const text = (selector, on = page) => on.locator(selector).first().innerText();
 /** The number that a tile of all pools shows. */
 const tile = async caption => parseFloat(await page.locator(".tile", { hasText: caption }).first().locator("b").innerText());
@@ -61,11 +63,13 @@ async function checks() {
 
   page = await rig.page();
   await check("pools, backends and models are shown", async () => {
-    for (const backend of ["gpu0", "gpu1", "gpu2"]) assert.equal(await row(backend).locator(".chip").first().innerText(), "ready");
+    await shows("backends are ready", async () => {
+      for (const backend of ["gpu0", "gpu1", "gpu2"]) assert.equal(await row(backend).locator(".chip").first().innerText(), "ready");
+    });
     await page.waitForFunction(() => document.body.innerText.includes("3 of 3 backends"));
     await row("gpu0").locator("summary").click();
-    assert.match(await row("gpu0").innerText(), /max-num-seqs=64/);
-    assert.match(await text("#view > section"), /no finding/);
+    await shows("flags of the engine", async () => assert.match(await row("gpu0").innerText(), /max-num-seqs=64/));
+    await shows("no finding", async () => assert.match(await text("#view > section"), /no finding/));
     assert.equal(await button("gpu2", "restart").count(), 0, "an engine that the gateway does not run has no restart");
   });
 
@@ -82,18 +86,22 @@ async function checks() {
     rig.load(SECONDS);
     const seen = new Set();
     await until("five different rates", async () => seen.add(await tile("requests")).size >= 5);
-    assert.ok(await tile("in flight") > 0);
+    await until("requests in flight", async () => await tile("in flight") > 0);
     assert.equal(await row("gpu0").locator("details").getAttribute("open"), "", "what was opened stays open");
   });
 
   await check("the parts of the time to first token add up to it", async () => {
-    const { recent } = await rig.get("/admin/history");
-    const short = recent.classes.find(one => one.class === "short").ttft_parts.all;
-    const sum = short.queue + short.connect + short.backend + short.other;
-    assert.ok(Math.abs(sum / short.ttft - 1) < .01 && short.queue > 0 && short.backend > 0, JSON.stringify(short));
-    assert.ok(await page.locator(".stack[role=img]").count() >= 4);
+    await shows("parts of the history", async () => {
+      const { recent } = await rig.get("/admin/history");
+      const short = recent.classes.find(one => one.class === "short").ttft_parts.all;
+      const sum = short.queue + short.connect + short.backend + short.other;
+      assert.ok(Math.abs(sum / short.ttft - 1) < .01 && short.queue > 0 && short.backend > 0, JSON.stringify(short));
+    });
+    await until("four bars of parts", async () => await page.locator(".stack[role=img]").count() >= 4);
     await show(page, "latency");
-    for (const name of ["TTFT", "ITL", "TPOT", "E2EL"]) assert.match(await text(`th[scope=row]:text-is("${name}") + td`), /^[\d.]+ m?s$/);
+    for (const name of ["TTFT", "ITL", "TPOT", "E2EL"]) {
+      await shows(`a time of ${name}`, async () => assert.match(await text(`th[scope=row]:text-is("${name}") + td`), /^[\d.]+ m?s$/));
+    }
     await page.click("text=by pool");
     await page.locator("#view h2", { hasText: "pool short" }).waitFor();
     await page.click("text=by class");
@@ -108,7 +116,7 @@ async function checks() {
     await page.fill("input[name=id]", "visit/1");
     await page.keyboard.press("Enter");
     await page.locator(".timeline .lane").first().waitFor();
-    assert.match(await text(".timeline"), /visit\/1[\s\S]*wait for the backend|queue full|queue timeout/);
+    await shows("its wait", async () => assert.match(await text(".timeline"), /visit\/1[\s\S]*wait for the backend|queue full|queue timeout/));
     assert.ok(!(await page.content()).includes("SECRET"));
     await page.fill("input[name=id]", "unknown");
     await page.click("text=Show");
@@ -126,7 +134,7 @@ async function checks() {
       const shown = await titles();
       return shown.length === 2 && ["short", "long"].every((name, index) => shown[index].startsWith(name) && shown[index].includes(`${of(name).completed} completed`));
     });
-    assert.equal(await text("#window"), "last 5 min, each 5 s");
+    await page.locator("#window", { hasText: "last 5 min, each 5 s" }).waitFor();
     await page.click("text=1 h");
     await page.locator("#window", { hasText: "last hour, each minute" }).waitFor();
     await page.reload();
@@ -141,7 +149,7 @@ async function checks() {
     await page.waitForFunction(() => /^#class=short&from=[\dT:-]+Z&to=[\dT:-]+Z$/.test(location.hash));
     await page.reload();
     await live(page);
-    assert.deepEqual(await page.locator("#view h2").allInnerTexts(), ["class short"]);
+    await shows("the class alone", async () => assert.deepEqual(await page.locator("#view h2").allInnerTexts(), ["class short"]));
     await page.fill("input[name=from]", "00:01");
     await page.fill("input[name=to]", "00:02");
     const minutes = new Date().getHours() * 60 + new Date().getMinutes();
@@ -153,8 +161,8 @@ async function checks() {
     await show(page, "experiments");
     await page.locator("#view h2", { hasText: "sql-adapter" }).waitFor();
     await page.waitForFunction(() => document.querySelectorAll(".band").length === 3);
-    const requests = await page.locator("tbody tr", { hasText: "control" }).locator("td").nth(3).innerText();
-    assert.ok(parseInt(requests) > 50, requests);
+    const requests = page.locator("tbody tr", { hasText: "control" }).locator("td").nth(3);
+    await until("more than 50 requests", async () => parseInt(await requests.innerText()) > 50);
   });
 
   await check("the tuner proposes; approve, freeze and resume work", async () => {
@@ -212,30 +220,34 @@ async function checks() {
       const { findings } = await rig.get("/admin/findings"), shown = await page.locator("#view > section").first().locator("li").allInnerTexts();
       return shown.length === findings.length && findings.every(({ sentence, advice }, index) => shown[index].includes(sentence) && shown[index].includes(advice));
     });
-    assert.equal(await text("#nav a[href='#overview'] .count"), String(await page.locator(".findings li").count()));
+    await shows("the number of findings", async () => assert.equal(await text("#nav a[href='#overview'] .count"), String(await page.locator(".findings li").count())));
     await page.locator(".findings li", { hasText: "gpu1" }).locator("text=the engine").click();
     await page.locator("#view h2", { hasText: "Engine short/gpu1" }).waitFor();
     await page.goBack();
     await page.locator(".findings li", { hasText: "gpu1" }).locator("text=latency since then").click();
     await page.locator("#view h2", { hasText: "pool short" }).waitFor();
-    assert.ok(await page.locator(".chart .curve").count() >= 4);
+    await until("four curves", async () => await page.locator(".chart .curve").count() >= 4);
   });
 
   await check("engines stand side by side, and the slow one stands out", async () => {
     await show(page, "engines");
     const rows = page.locator(".compare tbody tr"), cells = rows.nth(1).locator("td");
-    assert.deepEqual(await rows.locator("th a").allInnerTexts(), ["short/gpu0", "short/gpu1", "long/gpu2"]);
+    await shows("all engines", async () => assert.deepEqual(await rows.locator("th a").allInnerTexts(), ["short/gpu0", "short/gpu1", "long/gpu2"]));
     await until("the requests of the gateway's last minute", async () => {
       const { engines } = await rig.get("/admin/findings");
       return parseInt(await cells.nth(2).innerText()) === engines[1].requests && engines[1].requests > 0;
     });
-    assert.match(await cells.nth(5).locator(".out").innerText(), /ms/);
-    assert.match(await rows.nth(1).locator("th").innerText(), /slow engine/);
-    for (const known of [6, 7, 8, 9, 10]) assert.match(await rows.nth(2).locator("td").nth(known - 1).innerText(), /\d/, `column ${known}`);
+    await shows("the slow engine and known columns", async () => {
+      assert.match(await cells.nth(5).locator(".out").innerText(), /ms/);
+      assert.match(await rows.nth(1).locator("th").innerText(), /slow engine/);
+      for (const known of [6, 7, 8, 9, 10]) assert.match(await rows.nth(2).locator("td").nth(known - 1).innerText(), /\d/, `column ${known}`);
+    });
     await page.click(".compare th:has-text('TPOT') button");
     await page.waitForFunction(() => document.querySelector(".compare [aria-sort=descending]")?.textContent.includes("TPOT"));
-    const { engines } = await rig.get("/admin/findings"), [slowest] = engines.toSorted((one, other) => other.tpot_s - one.tpot_s);
-    assert.equal(await rows.first().locator("th a").innerText(), `${slowest.pool}/${slowest.name}`);
+    await shows("the engine of the largest TPOT first", async () => {
+      const { engines } = await rig.get("/admin/findings"), [slowest] = engines.toSorted((one, other) => other.tpot_s - one.tpot_s);
+      assert.equal(await rows.first().locator("th a").innerText(), `${slowest.pool}/${slowest.name}`);
+    });
     await page.fill("#engines-filter", "gpu2");
     await until("one engine", async () => await rows.count() === 1);
     await page.fill("#engines-filter", "");
@@ -325,7 +337,7 @@ async function checks() {
   await check("a gateway that stops answering is shown as not connected, and found again", async () => {
     rig.gateway.kill("SIGSTOP");
     await page.locator("#live", { hasText: "not connected" }).waitFor();
-    assert.ok(await page.locator("#notice").isVisible());
+    await page.locator("#notice").waitFor();
     rig.gateway.kill("SIGCONT");
     await live(page);
     await page.locator("#notice").waitFor({ state: "hidden" });
