@@ -96,7 +96,7 @@ fn config(ports: [u16; 2], engines: [u16; 2], own: bool) -> String {
          [tracing]\nendpoint = \"http://127.0.0.1:9\"\nmetrics_interval = \"2s\"\n\
          [records]\npath = \"records.jsonl\"\n\
          {keys}[[model]]\nname = \"m\"\n[[model]]\nname = \"n\"\n\
-         [[pool]]\nname = \"short\"\nmodels = [\"m\", \"n\"]\nprompt_tokens = {{ max = \"2k\" }}\nslots = 16\n\
+         [[pool]]\nname = \"short\"\nmodels = [\"m\", \"n\"]\nprompt_tokens = {{ max = \"2k\" }}\nslots = 16\ntokens = \"1M\"\n\
          long_prefix = {{ threshold = \"2k\", slots = 1 }}\n\
          [[pool.backend]]\nname = \"gpu0\"\nurl = \"http://127.0.0.1:{short}\"\n\
          [[pool]]\nname = \"long\"\nmodels = [\"m\", \"n\"]\nprompt_tokens = {{ min = \"2k\" }}\nslots = 8\n\
