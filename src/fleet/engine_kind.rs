@@ -61,7 +61,7 @@ async fn ask(address: &Address, cards: Option<&[ModelCard]>, limit: Duration) ->
         return Some(own);
     }
     if cards.is_none()
-        && kinds.iter().any(|kind| kind.rules().owner.is_some())
+        && kinds.iter().any(|kind| !kind.rules().owners.is_empty())
         && let Ok(list) = read_models(address, limit).await
         && let Some(kind) = named(&list.cards)
     {

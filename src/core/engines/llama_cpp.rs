@@ -24,7 +24,7 @@ pub(super) const RULES: EngineRules = EngineRules {
         _ => Health::of_status(status),
     },
     lists_models: true,
-    owner: Some("llamacpp"),
+    owners: &["llamacpp"],
     identity: Some(IdentityPage {
         path: "/props",
         is_own: |body| has_members(body, &["default_generation_settings", "total_slots"]),

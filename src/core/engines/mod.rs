@@ -63,7 +63,7 @@ kinds! {
 impl EngineKind {
     /// The kind that calls itself this in the list of models.
     pub fn of_owner(owner: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.rules().owner == Some(owner))
+        Self::ALL.into_iter().find(|kind| kind.rules().owners.contains(&owner))
     }
 
     /// Whether a server of the other kind is certainly none of this kind: this kind can be

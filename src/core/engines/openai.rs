@@ -15,7 +15,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     answers_while_busy: true,
     judge: |status, _| Health::of_status(status),
     lists_models: true,
-    owner: None,
+    owners: &[],
     identity: None,
     describes_routes: true,
     version: None,

@@ -29,8 +29,8 @@ pub struct EngineRules {
     pub judge: fn(u16, &[u8]) -> Health,
     /// Whether `/v1/models` lists the models.
     pub lists_models: bool,
-    /// `owned_by` in the list of models; `None`: any server may have the name.
-    pub owner: Option<&'static str>,
+    /// Values of `owned_by` in the list of models that only servers of this kind write.
+    pub owners: &'static [&'static str],
     /// The page by which a server of the kind is recognised; `None`: other servers may look alike.
     pub identity: Option<IdentityPage>,
     /// Whether `/openapi.json` describes the routes.

@@ -19,7 +19,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     answers_while_busy: false,
     judge: |status, _| if status < 500 { Health::Up } else { Health::Down },
     lists_models: false,
-    owner: None,
+    owners: &[],
     identity: None,
     describes_routes: false,
     version: None,

@@ -27,7 +27,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     answers_while_busy: true,
     judge: |status, _| if status == 503 { Health::Loading } else { Health::of_status(status) },
     lists_models: true,
-    owner: Some("sglang"),
+    owners: &["sglang"],
     identity: Some(IdentityPage {
         path: "/get_model_info",
         is_own: |body| has_members(body, &["model_path", "is_generation"]),

@@ -68,6 +68,8 @@ fn the_number_of_slots_is_read_from_the_page_of_the_kind() {
 #[test]
 fn a_kind_is_recognised_by_the_owner_of_its_models_and_by_its_own_page() {
     assert_eq!(EngineKind::of_owner("sglang"), Some(EngineKind::Sglang));
+    // vLLM's frontend in Rust.
+    assert_eq!(EngineKind::of_owner("vllm-frontend-rs"), Some(EngineKind::Vllm));
     assert_eq!(EngineKind::of_owner("acme"), None);
     let pages = [
         (EngineKind::Vllm, "vllm:num_requests_running{engine=\"0\"} 1.0\n"),

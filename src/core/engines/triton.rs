@@ -21,7 +21,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     answers_while_busy: true,
     judge: |status, _| Health::of_status(status),
     lists_models: false,
-    owner: None,
+    owners: &[],
     identity: Some(IdentityPage { path: "/v2", is_own: is_triton }),
     describes_routes: false,
     version: None,

@@ -17,7 +17,7 @@ pub(super) const RULES: EngineRules = EngineRules {
     answers_while_busy: true,
     judge: |status, _| Health::of_status(status),
     lists_models: true,
-    owner: Some("vllm"),
+    owners: &["vllm", "vllm-frontend-rs"],
     identity: Some(IdentityPage { path: "/metrics", is_own: has_own_metrics }),
     describes_routes: true,
     version: Some("/version"),
