@@ -176,8 +176,8 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     }
 }
 
-/// The next stream. Polls the connection from time to time, which detects a client that reads
-/// nothing. In the loop above, it would restart the time without requests.
+/// The next stream. Polls the connection every `look`, which detects a client that reads nothing.
+/// The same timeout in the loop of [`drive`] would restart the idle time.
 async fn next_stream(
     connection: &mut Connection<Stream, Bytes>,
     digest: &Arc<Digest>,

@@ -44,8 +44,8 @@ use super::transport::Transport;
 /// The most bytes that are gathered. A larger write is sent directly, after the gathered bytes.
 const GATHER_MAX: usize = 16 << 10;
 const LINGER_PIECE: usize = 16 << 10;
-/// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway discard 25
-/// MiB/s.
+/// System calls in a row that discard a refused client's bytes. With [`LINGER_PAUSE`], this is up
+/// to 25 MiB/s.
 const LINGER_PIECES: usize = 16;
 /// Pause after these calls, so that a client that sends without end does not keep a thread busy.
 const LINGER_PAUSE: Duration = Duration::from_millis(10);
