@@ -106,7 +106,7 @@ pub struct RequestView {
     /// Time in the queue of the engine, if the engine reports it (`--enable-per-request-metrics`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_queue_ms: Option<f64>,
-    /// From there until the first token, as the engine reports it.
+    /// Time from the end of that queue to the first token, as the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_prefill_ms: Option<f64>,
     /// Time per output token.
