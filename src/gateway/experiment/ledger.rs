@@ -20,7 +20,7 @@ use crate::origin::Origin;
 use sluice_config::limits::MAX_CLASSES;
 use sluice_core::openai::Answer;
 
-/// Ends, in prompt tokens, of the ranges of lengths within a class; the last range has none.
+/// Ends, in prompt tokens, of the ranges of lengths within a class; the last range has no end.
 const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
 const RANGES: usize = LENGTHS.len() + 1;
 /// The most strata: the ranges of each class, and of requests in no class.
