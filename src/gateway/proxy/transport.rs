@@ -5,9 +5,9 @@
 //!
 //! Bounds: with TLS, the first byte and the handshake together may take `server.header_timeout`.
 //! Without TLS, the first byte may take as long as a connection may be idle, and the rest of a
-//! preface `server.header_timeout`. If there are too many handshakes, the oldest one of the largest
-//! owner ends (`clients.rs`), so clients that stop inside a handshake keep out no other client.
-//! Clients that send nothing hold no place.
+//! preface `server.header_timeout`. If there are too many handshakes, one ends, usually the oldest
+//! of the address with the most (rule in `shares`), so clients that stop inside a handshake keep
+//! out no other client. Clients that send nothing hold no place.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
