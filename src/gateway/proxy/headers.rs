@@ -173,7 +173,6 @@ pub(super) fn error_format(headers: &HeaderMap, path: &str) -> ErrorFormat {
     if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::OpenAi }
 }
 
-/// The trace of request `number` of a process with this seed.
 pub(super) fn trace(headers: &HeaderMap, config: &Config, seed: u64, number: u64) -> Option<Box<RequestTrace>> {
     let share = config.tracing.as_ref().map(|tracing| tracing.sample);
     RequestTrace::of(headers, share, || Rng::new(hash_two(seed, number)))

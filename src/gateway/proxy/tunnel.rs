@@ -60,7 +60,6 @@ pub(super) fn is_wanted(session: &ServerSession) -> bool {
         && request.headers.get_all(UPGRADE).iter().any(web_socket)
 }
 
-/// Serves a WebSocket to its end.
 pub(super) async fn serve(
     flow: &ProxyFlow,
     session: &mut ServerSession,
@@ -254,7 +253,6 @@ async fn pass_on_refusal(
     }
 }
 
-/// The end of a tunnel.
 enum End {
     Client,
     Engine,

@@ -26,7 +26,6 @@ pub(super) const COMBINATIONS: usize = 180;
 pub(super) const BACKENDS: usize = 240;
 /// Pairs of key and class, of 2 kB each; a key has 2 kB without them.
 pub(super) const KEYS: usize = 200;
-/// The class of merged classes.
 pub(super) const ALL_CLASSES: &str = "all";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

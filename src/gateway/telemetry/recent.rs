@@ -22,9 +22,7 @@ use crate::flow::{Outcome, Record};
 
 /// Number of slots: five minutes.
 const SLOTS: usize = 60;
-/// Slots of the last minute.
 const MINUTE_SLOTS: usize = 12;
-/// Length of a slot, seconds.
 const SLOT_SECONDS: u64 = 5;
 /// Lower end of the first bin, seconds.
 const BIN_FLOOR: f64 = 1e-4;

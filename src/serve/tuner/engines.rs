@@ -189,7 +189,6 @@ impl TunerService {
         }
     }
 
-    /// The kind of the engine `POOL/BACKEND`.
     fn kind_of(&self, engine: &str) -> Option<EngineKind> {
         let (pool, backend) = engine.split_once('/')?;
         let config = self.core.config.load();
