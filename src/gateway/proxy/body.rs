@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::clients::CountedBytes;
 
-/// The most bytes that are allocated for a declared size before they arrive. Above that, a buffer
+/// The most bytes that are allocated for a declared size before bytes arrive. Above that, a buffer
 /// is at most twice as large as the bytes received. Allocators hand out memory that was used
 /// before, so the part of a declared size that is never sent would be resident without being
 /// counted.

@@ -6,8 +6,8 @@
 //! browsers do not send. The policy is `server.cors`, or else the engines' (`engine_origins.rs`).
 //! It applies to every response, also to refusals, so that a page can read the error.
 //!
-//! A browser hides a response without `Access-Control-Allow-Origin` from the page. Responses to
-//! requests without `Origin` stay unchanged, except for `Vary` if the response would depend on it.
+//! A browser hides a response without `Access-Control-Allow-Origin` from the page. To responses to
+//! requests without `Origin`, the gateway adds at most `Vary`, if they would depend on it.
 
 use std::sync::Arc;
 

@@ -216,7 +216,7 @@ pub(super) async fn deliver(stream: &mut SendStream<Bytes>) {
     let _ = timeout(LAST_BYTES_MAX, left).await;
 }
 
-/// Waits until the idle connection must be closed for others.
+/// Waits until the idle connection must be closed to make room.
 async fn without_place(streams: &TaskTracker, counted: &CountedConnection) {
     streams.wait().await;
     counted.gave_way().await;

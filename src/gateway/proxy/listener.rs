@@ -132,7 +132,7 @@ impl Listener {
     }
 
     /// Accepts and serves connections until `ending` signals an end. Then waits for running
-    /// requests, at most `server.drain_timeout` and until `fast_shutdown` completes. Aborts the
+    /// requests until `server.drain_timeout` is over or `fast_shutdown` completes. Aborts the
     /// others, which get [`ABORT_GRACE`] to end, and returns their number.
     ///
     /// The future is boxed, so that the request path is compiled with this crate and not again with

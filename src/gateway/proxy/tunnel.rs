@@ -4,7 +4,7 @@
 //! | what | bound |
 //! |---|---|
 //! | bytes in memory | one read of [`PIECE`] for each direction |
-//! | a side that takes no byte | `timeouts.send`, as for every response |
+//! | the client takes no byte, or the engine no whole piece | `timeouts.send` |
 //! | no byte in either direction | `timeouts.realtime_idle` |
 //! | the whole tunnel | `timeouts.realtime` |
 //!
