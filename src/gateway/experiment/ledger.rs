@@ -7,7 +7,7 @@
 //! means is the factor by which one arm is slower, and a heavy tail cannot dominate it.
 //!
 //! Failures and missed objectives count by origin (`origins.rs`), so that no client alone decides
-//! about an arm. Bound: about 25 KiB for each arm and stratum with requests, at most [`STRATA`].
+//! about an arm. Bound: about 21 KiB for each arm and stratum with requests, at most [`STRATA`].
 
 use std::ops::Range;
 

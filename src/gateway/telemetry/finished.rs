@@ -1,8 +1,8 @@
 //! The last finished requests, each with all times, for an operator who asks where the time of one
 //! request went.
 //!
-//! An entry has the access log's data without texts of the client: no path, no model that is not
-//! configured.
+//! An entry has the access log's data, with the client's id but no other text: no path, no unknown
+//! model.
 //!
 //! Bounds: [`FINISHED_MAX`] requests of about 400 bytes and two ids of up to 145 bytes each, under
 //! 3 MiB, and the last [`FAILURES_MAX`] requests that were shed or failed, which would otherwise be

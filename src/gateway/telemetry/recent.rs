@@ -10,7 +10,7 @@
 //! objectives; refused requests and clients that left do not count, because clients that cancel
 //! would look like a slow engine.
 //!
-//! Bounds: about 97 KiB per pool. Time is a parameter.
+//! Bounds: about 95 KiB per pool. Time is a parameter.
 
 use std::time::Duration;
 
