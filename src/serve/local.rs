@@ -2,8 +2,8 @@
 //!
 //! `/ready` is 200 while at least one pool has a backend in rotation, or holds requests until an
 //! engine is started. A single pool without a backend does not make the gateway unready: replicas
-//! share engines, so all replicas would leave the load balancer at once. It is 503 while a gateway
-//! with `[cluster]` may admit nothing by the ledger, and while it stands by for the leader.
+//! share engines, so all replicas would leave the load balancer at once. It is 503 while the
+//! gateway leaves, may admit nothing by the ledger (`[cluster]`), or stands by for the leader.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
