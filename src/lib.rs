@@ -66,10 +66,10 @@
 //! | spill | send a request to another pool, because the first one has no room |
 //! | shed | refuse a request early, with a reason and `Retry-After` |
 //! | eject, readmit | take a failing backend out of rotation, and put it back |
-//! | mark | variable that identifies an engine's processes; holds a secret of the state folder |
+//! | mark | environment variable that identifies an engine's processes by the state folder's key |
 //! | priority | orders requests, also on engines that schedule by priority; lower is earlier |
 //! | origin | the client that an outcome counts for: the API key, or without keys the network |
-//! | suspect, trial of a suspect | a body that was on an engine when it died; its next delivery |
+//! | suspect, trial of a suspect | a body on an engine at its death; next delivery of the body |
 //! | cordon | take a backend out of rotation while the engine changes |
 //! | drain | send no new requests, let running ones finish |
 //! | probe, scrape | check an engine's health; read the engine's metrics page |

@@ -56,7 +56,7 @@ impl Events {
         Some(EventStream::new(frames, room))
     }
 
-    /// Until no listener is left, or the token changes.
+    /// Makes events until no listener is left or the token changes.
     async fn publish(self: Arc<Self>, sender: watch::Sender<Frames>) {
         let token = self.control.access().token;
         let mut clock = interval(EVERY);

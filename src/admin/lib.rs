@@ -7,6 +7,7 @@
 //! | GET `/metrics` | Prometheus' text format | no |
 //! | GET `/health` | 200 while the process serves | no |
 //! | GET `/admin/status` | pools, backends, the last five minutes ([`Status`]) | yes |
+//! | GET `/admin/findings` | findings, and the last minute by key and engine | yes |
 //! | GET `/admin/events` | server-sent events once a second, see [`snapshot`] | yes |
 //! | GET `/admin/history` | the last five minutes and hour by class and pool | yes |
 //! | GET `/admin/requests` | the slowest, shed and failed of the last requests | yes |
@@ -21,11 +22,11 @@
 //!
 //! [`RestartOptions`] has the body of a restart.
 //!
-//! The token is `auth.admin_token` of the configuration in force. Without one, the API is open to
-//! every client that reaches the port (loopback by default) and sends the header `x-sluice-admin`;
-//! pages of other sites cannot. `/health` is open for probes, which carry no credentials, and
-//! `/metrics` as on vLLM with an API key: it has names and counts, no keys and no text. To hide it,
-//! bind the port to a private address.
+//! The token is `auth.admin_token` of the configuration in force. Without a token, every client
+//! that reaches the port (loopback by default) may read, and may make changes with the header
+//! `x-sluice-admin`; pages of other sites can do neither. `/health` needs no token, because probes
+//! carry none. `/metrics` needs none either, as on vLLM with an API key: it has names and counts,
+//! no keys and no text. To hide it, bind the port to a private address.
 //!
 //! [`server`] listens; [`routes`] finds the row of [`route`], checks the request with [`access`]
 //! and runs one of the [`actions`] on [`Control`]. [`events`] sends [`snapshot`]; [`ui`] is the

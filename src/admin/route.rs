@@ -76,7 +76,7 @@ fn order(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -
 }
 
 impl Route {
-    /// Only for an experiment, the route depends on the method.
+    /// The route of a path; of `/admin/experiments/{name}`, it depends on the method.
     pub(super) fn of(path: &str, method: &Method) -> Option<Self> {
         let parts: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
         Some(match parts[..] {

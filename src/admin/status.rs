@@ -96,7 +96,7 @@ impl From<KeyInFlight> for KeyInFlightStatus {
     }
 }
 
-/// A class of `[[class]]`; the first one that has a request wins.
+/// A class of `[[class]]`; a request is in the first class that matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClassStatus {
@@ -257,7 +257,7 @@ pub struct LastReload {
 pub struct PoolStatus {
     /// The pool's name.
     pub name: String,
-    /// The kind of the pool's engines, also if a probe found it; empty without a backend.
+    /// The kind of the pool's engines, configured or found by a probe; empty without a backend.
     pub kind: String,
     /// Differences between the pool's engines: models that one lacks, and context limits.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -64,7 +64,7 @@ impl TunerError {
     }
 }
 
-/// Called on a thread that may block.
+/// The online tuner, for the admin API. Calls may block.
 pub trait TunerControl {
     /// The state of the tuner, and reasons.
     fn tuner(&self) -> TunerReport;

@@ -1,14 +1,14 @@
 //! Checks of a configuration before it is put in force, beyond the text.
 //!
 //! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API
-//! checks the engine alike ([`check_settings`]). Nothing is started or bound.
+//! checks the engine in the same way ([`check_settings`]). Nothing is started or bound.
 //!
 //! Problems that the gateway may not meet are remarks. At a [`Purpose::Look`], the gateway's user
 //! is unknown, so a denied file or folder is a remark. If one of several gateways leads, problems
 //! of the engines are remarks at a look, and problems of `fleet.state` at a look and at a start.
 //!
-//! A program of vLLM lists the flags once for each version. A start waits [`START_FLAGS_MAX`] for
-//! all programs together, and does not run a slow one again.
+//! vLLM's program is run once for each version, to list the flags. A start waits
+//! [`START_FLAGS_MAX`] for all programs together, and does not run a slow one again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -172,7 +172,8 @@ impl Found<'_> {
         self.errors.iter().any(|problem| problem.path() == key) || self.remarks.iter().any(remark)
     }
 
-    /// The folder also holds experiments, the tuner's limits and the socket for upgrades.
+    /// Checks that no other user controls `fleet.state`, which also holds experiments, the tuner's
+    /// limits and the socket for upgrades.
     fn check_owner_of_state(&mut self) {
         if let Err(untrusted) = check_state(&self.loaded.config.fleet.state) {
             self.refuse_untrusted(STATE, &untrusted);

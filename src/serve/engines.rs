@@ -28,7 +28,7 @@ pub(super) fn engines(config: &Config, layout: &PoolLayout, digest: impl Fn(&[u8
             engines.push(EngineSpec {
                 name: format!("{}/{}", pool.name, backend.name).into(),
                 backend: *id,
-                // Whatever the gateway asks of a process, any rank may do.
+                // Requests about the whole process may go to any rank.
                 address: Arc::new(Address { rank: None, ..Address::of(backend) }),
                 settings: EngineSettings { args },
                 identity: digest(&target.compared()),
@@ -85,7 +85,7 @@ pub(super) fn any(config: &Config) -> bool {
 
 /// Gives a port to each launched engine that has none. A running engine keeps its port, because a
 /// reload cannot move it without losing requests. Returns whether the configuration asks for
-/// another port. Without `stores` nothing is written.
+/// another port for a running engine. Without `stores` nothing is written.
 ///
 /// # Errors
 /// No port is free, or a requested port belongs to another running engine.

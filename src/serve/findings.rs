@@ -1,8 +1,8 @@
 //! Looks for the causes of slow requests every ten seconds, whether this gateway leads or not.
 //!
 //! A look reads metrics pages of at most [`PAGES`] engines, silent ones first and the others in
-//! turn; for the rest the last page counts. Findings are logged once when they appear and go.
-//! With `tokens = "auto"`, the same pages set the learned limit of tokens of each backend.
+//! turn; for the rest the last page counts. Each finding is logged when it appears and when it
+//! goes. With `tokens = "auto"`, the same pages set the learned limit of tokens of each backend.
 //! Bounds: the numbers of one page for each backend in rotation.
 
 use std::borrow::Cow;

@@ -1,8 +1,8 @@
-//! The running gateway's side of an upgrade: lets a newer gateway take its place, and then reports
-//! the capacity that it still uses.
+//! The running gateway's side of an upgrade: lets a newer gateway take over, and then reports the
+//! capacity that this gateway still uses.
 //!
-//! From the release of the deciders until the visitor accepts connections, every failure and time
-//! limit below restores the previous state.
+//! From the release of the deciders until the visitor has answered the first claims, every failure
+//! and time limit below restores the previous state.
 
 use std::convert::Infallible;
 use std::io;
@@ -49,10 +49,10 @@ enum NotHandedOver {
 }
 
 impl Running {
-    /// Hands over to the gateway that asks. Returns the process id once that gateway accepts
-    /// connections; then the caller must call [`Running::drain`]. `None`: this gateway goes on,
-    /// because the visitor was refused or failed (the log says why), or because `stop` completed
-    /// before the new gateway was ready.
+    /// Hands over to the gateway that asks. Returns the other process id once this gateway accepts
+    /// no more connections; then the caller must call [`Running::drain`]. `None`: this gateway goes
+    /// on, because the visitor was refused or failed (the log says why), or because `stop`
+    /// completed before the new gateway was ready.
     pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream, stop: impl Future<Output = ()>) -> Option<u32> {
         let begun = Instant::now();
         match self.try_to_hand_over(door, visitor, stop).await {
@@ -193,8 +193,8 @@ impl Running {
         own_all(&self.app.core.admission);
     }
 
-    /// Called once the new gateway serves: accepts no more connections, and reports until this
-    /// process ends.
+    /// Called once the new gateway has answered the first claims: accepts no more connections, and
+    /// reports until this process ends.
     async fn leave_to(&mut self, successor: UnixStream) {
         self.app.core.flow.hand_over();
         if let Some(cluster) = &self.cluster {

@@ -241,7 +241,7 @@ fn read_saved(app: &App) {
         tracing::error!("the experiments of the admin API are not in force: {error}");
     }
     let goes_on = app.tuner.state.restore();
-    // Experiments have new measurements even without kept limits.
+    // Even without kept limits, experiments have new measurements.
     app.core.put_limits(|config| {
         if goes_on {
             app.tuner.state.put(config);

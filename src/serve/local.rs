@@ -1,9 +1,9 @@
 //! The gateway's own answers to clients: `/ready`, `/ping`, `/v1/models` and `/v1/models/{id}`.
 //!
 //! `/ready` is 200 while at least one pool has a backend in rotation, or holds requests until an
-//! engine is started. One pool without a backend does not matter: replicas share engines, so all of
-//! them would leave the load balancer at once. It is 503 while a gateway with `[cluster]` may admit
-//! nothing by the ledger, and while it stands by for the leader.
+//! engine is started. A single pool without a backend does not make the gateway unready: replicas
+//! share engines, so all replicas would leave the load balancer at once. It is 503 while the
+//! gateway leaves, may admit nothing by the ledger (`[cluster]`), or stands by for the leader.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

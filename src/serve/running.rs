@@ -40,7 +40,7 @@ pub struct Running {
     pub(crate) tasks: Vec<JoinHandle<()>>,
     /// `None` while another gateway decides, and always in a cluster that elects its leader.
     pub(crate) deciders: Option<Deciders>,
-    /// This gateway's part in the election, if a leader is elected, who has the deciders.
+    /// This gateway's part in the election of a leader, which runs the deciders.
     pub(crate) leading: Option<Leading>,
     pub(crate) taking_back: Option<JoinHandle<()>>,
     /// Duplicates of the listening sockets, with the configured addresses. While one is open, the

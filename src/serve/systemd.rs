@@ -1,6 +1,6 @@
 //! Notifies systemd (`Type=notify`; see sd_notify(3)). Without systemd, nothing happens.
 //!
-//! It learns when the gateway serves or stops, and which process goes on after an upgrade. A
+//! systemd learns when the gateway serves or stops, and which process goes on after an upgrade. A
 //! failure is a warning in the log.
 
 use std::env;

@@ -18,7 +18,7 @@ pub(crate) fn with(is: impl Fn(&[u8]) -> bool) -> Vec<i32> {
     pids.filter(|pid| has(*pid, &is)).collect()
 }
 
-/// A failed test leaves none behind.
+/// Kills these processes, so that a failed test leaves none behind.
 pub(crate) fn kill_with(is: impl Fn(&[u8]) -> bool) {
     for pid in with(is) {
         // The process may have ended by now.

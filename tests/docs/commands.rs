@@ -2,8 +2,8 @@
 //!
 //! In a block (`sh`, `console`) a command must be complete. In a line of text it may describe a
 //! form, as in `sluice backend logs NAME [-f]`, but its subcommand and its flags must exist. The
-//! flags of `sluice sim` are parsed as flags of `vllm serve`, apart from its own, which its help
-//! lists.
+//! flags of `sluice sim` are parsed as flags of `vllm serve`, apart from the simulator's own flags,
+//! which `--help` lists.
 
 use std::process::Command;
 

@@ -20,8 +20,8 @@ pub(crate) type Check = fn(&[u8]);
 pub(crate) const ALL: [(&str, Check); 6] =
     [("request", request), ("multipart", form), ("sse", sse), ("config", config), ("metrics", metrics), ("log", log)];
 
-/// A body on any JSON route: if serde accepts it as an object and it is read, both find the same
-/// model, and an edited body is still JSON, with the new name.
+/// A body on any JSON route: if serde accepts it as an object and the gateway reads it, both find
+/// the same model, and an edited body is still JSON, with the new name.
 pub(crate) fn request(body: &[u8]) {
     let tree = serde_json::from_slice::<Value>(body).ok().filter(Value::is_object);
     for route in Route::ALL {

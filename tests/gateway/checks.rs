@@ -1,7 +1,7 @@
 //! `sluice check` agrees with `sluice serve` and with a reload.
 //!
-//! Each of them refuses the same configurations with the same words. The only exception is a file
-//! that is denied to the user who runs the check: a remark.
+//! Each of them refuses the same configurations with the same words. The only exception: a file
+//! that is denied to the user who runs the check is a remark.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;

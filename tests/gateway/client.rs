@@ -47,7 +47,6 @@ impl Head {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// `Retry-After` in seconds.
     pub(crate) fn retry_after(&self) -> u64 {
         self.header("retry-after").expect("no Retry-After").parse().unwrap()
     }
@@ -113,7 +112,6 @@ impl TestClient {
         Self { socket: socket.connect(to).await.unwrap(), unread: Vec::new() }
     }
 
-    /// Sends bytes; panics when the gateway does not read them.
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
         timeout(TIMEOUT, self.socket.write_all(bytes.as_ref())).await.expect("the gateway does not read").unwrap();
         self

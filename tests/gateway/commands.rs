@@ -1,5 +1,4 @@
 //! Subcommands that talk to a gateway or to its engines.
-//!
 
 use std::process::Stdio;
 

@@ -13,7 +13,7 @@ use crate::client::{Response, TestClient, post};
 use crate::simulator::Sim;
 use crate::test_gateway::{TestGateway, access_log, one_pool};
 
-/// Starts at once, and is slow enough to be killed in the middle of an answer.
+/// An engine that starts at once, and is slow enough to be killed in the middle of an answer.
 const FLAGS: &[&str] = &["--sim-startup", "0", "--served-model-name", "m", "--max-model-len", "4096"];
 /// A tokenizer with characters of several bytes.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
@@ -56,8 +56,9 @@ fn answer(response: &Response) -> (Answer, BTreeSet<String>) {
     (answer, ids)
 }
 
-/// Requests of both routes, of which some end by themselves and some at their limit. The simulator
-/// finds its output in the prompt of a completion only where the tokens are synthetic.
+/// Requests of both routes, of which some end by themselves and some at their limit. With a
+/// tokenizer there are no completions: the simulator can continue a completion only if tokens are
+/// synthetic.
 fn requests(model: &str) -> Vec<Vec<u8>> {
     let options = json!({"include_usage": true});
     let chat = |number: u32| {

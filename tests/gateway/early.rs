@@ -1,5 +1,4 @@
 //! Backends that respond, or stop reading, before they have received a large request.
-//!
 
 use std::collections::HashSet;
 use std::io::Write;

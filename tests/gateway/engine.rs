@@ -37,7 +37,6 @@ pub(crate) enum Step {
     Deaf,
     /// Read the body of a request whose script began at its head.
     Body,
-    /// Close the connection.
     Close,
 }
 

@@ -14,7 +14,6 @@ use crate::engine::{
 };
 use crate::test_gateway::TestGateway;
 
-/// The response of an engine that is full.
 const BUSY: &str = r#"{"error":{"message":"engine is full","type":"ServiceUnavailable","param":null,"code":503}}"#;
 
 fn whole_stream() -> Vec<Step> {

@@ -1,5 +1,4 @@
 //! A client that speaks HTTP/2.
-//!
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};

@@ -36,7 +36,7 @@ impl Names {
     }
 }
 
-/// Refuses other names as vLLM does.
+/// An engine that refuses other names, as vLLM does.
 async fn engine(names: &Names) -> Engine {
     let known = names.clone();
     let engine = Engine::start(move |_, request| match known.has_model_of(&request.body) {

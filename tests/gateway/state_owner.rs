@@ -1,6 +1,6 @@
 //! The owner of a gateway's state.
 //!
-//! The gateway refuses state that another user commands, stops no process because a journal names
+//! The gateway refuses state that another user controls, stops no process because a journal names
 //! it, and answers no change that cannot be saved with success.
 
 use std::fs::{self, Permissions};

@@ -1,6 +1,6 @@
-//! A newer gateway takes the place of the running one.
+//! A newer gateway takes over from the running one.
 //!
-//! Both are programs.
+//! Both are separate processes.
 
 use std::path::{Path, PathBuf};
 

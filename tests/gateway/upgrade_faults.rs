@@ -1,5 +1,4 @@
 //! Upgrades in which one of the two gateways fails, hangs or gives up.
-//!
 
 use std::os::fd::AsFd;
 use std::time::Duration;

@@ -21,17 +21,14 @@ const AGREED: &str = "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\n
 enum Part {
     /// Sends back each byte.
     Echo,
-    /// Sends without end.
     Flood,
-    /// Says nothing.
     Silent,
-    /// Ends the connection behind half a frame, or behind a whole one.
+    /// Ends the connection after half a frame, or after a whole one.
     Ends { whole: bool },
-    /// Refuses the handshake.
     Refuses,
     /// Closes the connection instead of an answer.
     HangsUp,
-    /// The same as long as the flag is set. Later it agrees, and says nothing.
+    /// As [`Part::HangsUp`] while the flag is set; then agrees, and says nothing.
     HangsUpWhile(&'static AtomicBool),
 }
 

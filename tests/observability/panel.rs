@@ -73,19 +73,16 @@ pub(crate) fn legend(by: &str) -> String {
     by.split(", ").map(|label| format!("{{{{{label}}}}}")).collect::<Vec<_>>().join(" ")
 }
 
-/// A quantile of a histogram of requests, by labels.
 pub(crate) fn quantile(q: f64, family: &str, filter: &str, by: &str) -> Target {
     let rate = format!("rate({family}_bucket{{{filter}}}[$__rate_interval])");
     let expr = format!("histogram_quantile({q}, sum by (le, {by}) ({rate}))");
     between(expr, format!("{} P{}", legend(by), q * 100.0))
 }
 
-/// P50 and P99 of a histogram of requests, by labels.
 pub(crate) fn median_and_tail(family: &str, filter: &str, by: &str) -> Vec<Target> {
     [0.5, 0.99].map(|q| quantile(q, family, filter, by)).into()
 }
 
-/// P50, P90 and P99 of a histogram of requests, by labels.
 pub(crate) fn quantiles(family: &str, filter: &str, by: &str) -> Vec<Target> {
     [0.5, 0.9, 0.99].map(|q| quantile(q, family, filter, by)).into()
 }

@@ -11,7 +11,7 @@ role, one id, one finish reason, the last event, and the usage of the whole (wit
 `usage = "continuous"`, so that the first engine counts).
 
 A third of the answers is noise. The program prints how many of these equal the uninterrupted ones:
-at a seam, the second engine tokenizes the text anew and can choose other tokens. All others say a
+the second engine tokenizes the text so far anew and can choose other tokens. All others say a
 given text (`parrot.py`), so that every character is compared: emoji and other letters of several
 tokens each, blanks, a stop string behind the text, and a text that ends at `max_tokens`.
 

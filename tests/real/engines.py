@@ -256,7 +256,7 @@ class Llama(Engine):
 
     def inside(self, name):
         pages = [get(f"http://127.0.0.1:{port}/metrics", 10) for port in self.ports]
-        # A server that is slow to answer on a busy machine says nothing.
+        # A slow answer on a busy machine proves nothing.
         return max((total(text, f"llamacpp:{name}") for status, text in pages if status == 200), default=0)
 
     def limits(self):

@@ -41,7 +41,6 @@ impl Load {
         Self::of(port, "m")
     }
 
-    /// Clients of one model.
     pub(crate) fn of(port: u16, model: &'static str) -> Self {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let slowest = Arc::new(AtomicU64::new(0));
@@ -76,7 +75,6 @@ impl Load {
         self.done.load(Relaxed)
     }
 
-    /// The longest time of a request so far.
     pub(crate) fn slowest(&self) -> Duration {
         Duration::from_millis(self.slowest.load(Relaxed))
     }

@@ -347,7 +347,6 @@ async fn a_restart_without_replacement_capacity_is_refused_or_holds_requests() {
     timeout(OVERHEAD, held).await.expect("took longer than allowed").unwrap();
 }
 
-/// A reload with changed flags restarts one engine at a time; invalid flags stop no engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reload_restarts_changed_engines_one_at_a_time() {
     let rolled = async {
@@ -401,7 +400,6 @@ async fn a_killed_gateways_successor_adopts_its_engines() {
     timeout(OVERHEAD, adopted).await.expect("took longer than allowed").unwrap();
 }
 
-/// With `on_start = "stop"`, the next gateway stops the engines that it finds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_may_not_adopt_stops_found_engines_before_it_starts_its_own() {
     let replaced = async {

@@ -6,7 +6,6 @@
 //! orders, policies and spill lists. In two of them there is one pool for all prompts. There are
 //! fewer slots than clients, so that requests queue, spill and are shed. Every eighth file is
 //! invalid and must change nothing.
-//!
 
 use std::fs;
 use std::path::PathBuf;

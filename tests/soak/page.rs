@@ -50,7 +50,6 @@ impl Page {
         self.series(name).filter(|(text, _)| carries(text)).map(|(_, value)| value as u64).sum()
     }
 
-    /// Checks that every series of `name` is exactly 0.
     pub(crate) fn all_zero(&self, name: &str) -> anyhow::Result<()> {
         for (labels, value) in self.series(name) {
             ensure!(value == 0.0, "{name}{{{labels}}} is {value}, not 0");

@@ -29,7 +29,6 @@ pub(crate) struct Ran {
 }
 
 impl Rig {
-    /// Writes the file `t.toml`.
     pub(crate) fn new(tune: &str) -> Self {
         let rig = Self { folder: TempDir::new().unwrap() };
         std::fs::write(rig.path("t.toml"), tune).unwrap();
@@ -185,7 +184,6 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the end of a started command.
 pub(crate) fn end(child: Child) -> Ran {
     ran(child.wait_with_output().unwrap())
 }

@@ -1,4 +1,4 @@
-// Changes: each asks first, is sent with the header that pages of other sites cannot send and with the token, and says what came of it.
+// Changes: each asks first, is sent with the header that pages of other sites cannot send and with the token, and shows the result.
 import { byId } from "./dom.js";
 
 const TOAST_MS = 7000;

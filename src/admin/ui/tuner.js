@@ -1,4 +1,4 @@
-// The tuner: what it believes and why, what it would change, what it did and what came of it. Limits of the gateway and flags of engines.
+// The tuner: what it believes and why, what it would change, what it did, and the results. Limits of the gateway and flags of engines.
 import { h } from "./dom.js";
 import { NONE, clock, percent, span, words } from "./units.js";
 import { act, tunerAction } from "./actions.js";

@@ -1,5 +1,5 @@
-//! Connects to engines: the only way, for requests, probes, scrapes, `check --probe` and changes of
-//! engines.
+//! The only way to connect to engines, for requests, probes, scrapes, `check --probe` and changes
+//! of engines.
 //!
 //! A name may have several addresses, of which only some work: `localhost` is `::1` and
 //! `127.0.0.1`, but an engine may listen on one of them; a headless Kubernetes service has an

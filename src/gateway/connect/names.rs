@@ -223,8 +223,8 @@ impl<R: Resolve> Names<R> {
         name.result(Instant::now())
     }
 
-    /// Whether `socket` is an address of the name, and has not failed or no other address is
-    /// better.
+    /// Whether `socket` is an address of the name, and has not failed lately, unless all others
+    /// have.
     pub(super) fn is_current(&self, authority: &str, socket: SocketAddr) -> bool {
         let Some(name) = self.known.get(authority).map(|name| Arc::clone(&name)) else { return false };
         let now = Instant::now();

@@ -18,7 +18,6 @@ use super::failure::ConnectError;
 
 /// How long an attempt may be open before the next address is also tried.
 pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// The shortest delay.
 const DELAY_MIN: Duration = Duration::from_millis(10);
 /// Open attempts of one call.
 pub(super) const RUNNING_MAX: usize = 8;

@@ -4,8 +4,9 @@
 //! Without a tokenizer, text that is unlike other clients' text (base64, emoji, random letters) has
 //! up to four times as many tokens as estimated, with which a client could have long prompts placed
 //! as short ones, without a permit. So when the engine reports that a prompt was above the boundary
-//! below which it was placed, later estimates of this client are multiplied by the same factor (at
-//! most [`MAX_FACTOR`]). The excess over 1 halves every [`HALF_LIFE`].
+//! below which it was placed, later estimates of this client are multiplied by the ratio of
+//! reported to estimated tokens (at most [`MAX_FACTOR`]). The excess over 1 halves every
+//! [`HALF_LIFE`].
 //!
 //! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once, then
 //! one per [`LEARN_INTERVAL`]. Without keys each network has an allowance for learning but no

@@ -2,8 +2,9 @@
 //!
 //! Tokenizing costs about a microsecond per token, so it is done only if the prompt has enough
 //! bytes that the estimate may choose the wrong side of a boundary. It runs on tokio's blocking
-//! threads, at most [`MAX_AT_ONCE`] counts at a time; a request waits at most [`MAX_WAIT`]. Without
-//! a count in that time, or for text over [`MAX_TEXT`], the estimate is used.
+//! threads, at most [`MAX_AT_ONCE`] counts at a time; a request waits at most [`MAX_WAIT`] for its
+//! count to start. If the count does not start in that time, or the text is over [`MAX_TEXT`], the
+//! estimate is used.
 //!
 //! A conversation also costs template tokens that only the engine knows: they are learned as a
 //! moving mean per message, usage minus counted content ([`ExactCounter::learn`]). Prompts with

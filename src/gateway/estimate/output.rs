@@ -3,8 +3,8 @@
 //! A reservation should seldom be too small and never absurdly large: the mean plus two standard
 //! deviations of past completions, with weight `1 / `[`MEMORY`] for each new one, within the
 //! request's `min_tokens` and upper bound. After [`OWN_AFTER`] completions of a client, only its
-//! own count, so that long responses of one client reserve nothing for others. With `ignore_eos`
-//! the length is exactly the bound.
+//! own count, so that one client's long responses do not raise the reservations of others. With
+//! `ignore_eos` the length is exactly the bound.
 
 /// Completions that the moving mean and variance remember.
 pub const MEMORY: f64 = 100.0;

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! [`TextShape`](sluice_core::openai::TextShape) defines the counts. Each response with usage is a
-//! sample of the model's weights, which minimise the squared *relative* error, because an estimate
-//! must be near a boundary of any size by the same share. Older samples are forgotten
+//! sample of the model's weights, which minimise the squared *relative* error, because estimates
+//! must be equally accurate, in proportion, near every boundary. Older samples are forgotten
 //! exponentially, and the weights are pulled towards a prior for typical byte-pair vocabularies.
 //! The sums take O(1) memory; projected coordinate descent from the last weights finds the bounded
 //! minimum in a few hundred multiplications.
@@ -143,7 +143,7 @@ impl PromptEstimator {
     ///
     /// An error above a factor [`SURPRISE`] counts as that factor, and an unusual error weighs less
     /// (Huber's idea, squared). Weights never leave their bounds: no text counts as shorter than
-    /// 0.15 tokens for each letter, a third below the needs of today's vocabularies. A sample below
+    /// 0.15 tokens for each letter, well below the needs of today's vocabularies. A sample below
     /// these bounds is ignored, because the engine truncated or partly ignored the prompt; so are
     /// prompts with media, whose share of the usage is unknown.
     pub fn learn(&mut self, shape: &PromptShape, actual: u64) {

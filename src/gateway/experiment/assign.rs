@@ -1,9 +1,9 @@
 //! Which arm a request is in, if any.
 //!
 //! [`Experiments`] lives as long as the gateway and keeps the state of each experiment by name.
-//! When a reload changes the identity of an experiment (arms, weights, salt, sticky unit), it is a
-//! new experiment of the same name and starts from zero. The ramp, the keys and the part of the
-//! layer may change without that.
+//! When a reload changes the identity of an experiment (arms, weights, models, salt, sticky unit),
+//! it is a new experiment of the same name and starts from zero. The ramp, the keys and the part of
+//! the layer may change without that.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -165,7 +165,8 @@ impl Experiments {
         ExperimentSet(set)
     }
 
-    /// From now on, arms of new experiments get no request before [`ExperimentState::note_served`].
+    /// In experiments that are configured from now on, arms with another model wait for
+    /// [`ExperimentState::note_served`].
     pub fn wait_for_models(&self) {
         self.wait_for_models.store(true, Ordering::Release);
     }

@@ -57,11 +57,10 @@ pub struct Pair<'a> {
 impl Pair<'_> {
     /// The ratio of a quantity. `effect`: the change that is detected soonest. Within each stratum,
     /// takes the difference of the means of logarithms; averages the strata, weighted by the
-    /// requests of both arms, so that unequal mixes do not decide. Within each stratum, takes the
-    /// difference of the means of logarithms; averages the strata, weighted by the requests of both
-    /// arms, so that unequal mixes do not decide. The variance is the variance of the sum over
-    /// groups of their parts in it (linearization). It grows by the degrees of freedom that the
-    /// means of the strata take, since a stratum of one request has no variance.
+    /// requests of both arms, so that unequal mixes do not decide. The variance comes from the
+    /// spread of the groups' contributions to that average (linearization). It is scaled up for the
+    /// degrees of freedom that the means of the strata take, since a stratum of one request has no
+    /// variance.
     pub fn ratio(&self, quantity: Quantity, effect: f64) -> Ratio {
         let [control, arm] = [self.control, self.arm].map(|ledger| &ledger.quantities[quantity as usize]);
         ratio(control, arm, effect, self.confidence)

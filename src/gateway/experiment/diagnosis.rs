@@ -24,7 +24,7 @@ const MAX_ENGINES: usize = 16;
 const MAX_NAMES: usize = 64;
 /// Looks at an engine before a conclusion.
 const LOOKS_MIN: u64 = 10;
-/// Share of looks with too few slots that shows this cause.
+/// Least share of looks with too few slots for the cause `slots`.
 const CROWDED_MIN: f64 = 0.05;
 /// Prompts with a known cached share, in each arm, before the prefix cache is judged.
 const PROMPTS_MIN: f64 = 100.0;

@@ -7,7 +7,7 @@
 //! means is the factor by which one arm is slower, and a heavy tail cannot dominate it.
 //!
 //! Failures and missed objectives count by origin (`origins.rs`), so that no client alone decides
-//! about an arm. Bound: about 25 KiB for each arm and stratum with requests, at most [`STRATA`].
+//! about an arm. Bound: about 21 KiB for each arm and stratum with requests, at most [`STRATA`].
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use crate::origin::Origin;
 use sluice_config::limits::MAX_CLASSES;
 use sluice_core::openai::Answer;
 
-/// Ends, in prompt tokens, of the ranges of lengths within a class; the last range has none.
+/// Ends, in prompt tokens, of the ranges of lengths within a class; the last range has no end.
 const LENGTHS: [u64; 4] = [512, 2_048, 8_192, 32_768];
 const RANGES: usize = LENGTHS.len() + 1;
 /// The most strata: the ranges of each class, and of requests in no class.

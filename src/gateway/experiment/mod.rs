@@ -5,8 +5,8 @@
 //!   finished request --> ledger --> compare --> verdict
 //! ```
 //!
-//! The path of a request asks once ([`ExperimentSet::assign`]), after the class is known and before
-//! admission. The answer travels with the request's record, so that metrics and measurements
+//! The request path asks for the arm once ([`ExperimentSet::assign`]), after the class is known and
+//! before admission. The arm travels with the request's record, so that metrics and measurements
 //! concern the same requests.
 //!
 //! [`plan`]: a configured experiment. [`unit`]: the arm of a unit. [`ledger`], [`quality`]: records
@@ -14,8 +14,8 @@
 //! slow. [`shadow`]: the budget of copies. [`state`]: survives reloads. [`report`]: for operators.
 //! Pure: no clock, no sockets, no metrics library.
 //!
-//! `online/arms.rs` is the other comparison of arms. The samples differ: here clients, each in one
-//! arm; there batches of time, since requests on one engine fare alike.
+//! `online/arms.rs` is the other comparison of arms. The samples differ: here units, each in one
+//! arm; there batches of time, because concurrent requests on one engine are alike.
 
 pub mod unit;
 pub mod plan;

@@ -14,8 +14,8 @@ use crate::origin::Origin;
 
 /// Origins of an arm that are counted separately.
 const ORIGINS_MAX: usize = 32;
-/// How many times the failure rate of the other origins an origin may have while its failures
-/// count.
+/// An origin's failures count while its failure rate is at most this many times the rate of the
+/// other origins.
 const CONFIRMED: f64 = 4.0;
 
 /// Ended requests, and the bad ones among them.

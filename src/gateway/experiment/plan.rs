@@ -190,8 +190,8 @@ fn identity(experiment: &sluice_config::Experiment, salt: &str, config: &Config)
 }
 
 impl ArmPlan {
-    /// Whether requests of both arms may be on one engine. Not known for pools chosen by prompt
-    /// length, compared with a named pool.
+    /// Whether requests of both arms may be on one engine; `false` if only one arm names a pool,
+    /// because the other arm's pools depend on prompt lengths.
     pub(super) fn shares_engines(&self, other: &Self) -> bool {
         let any_of_both = self.backends.is_empty() || other.backends.is_empty();
         self.pool == other.pool && (any_of_both || self.backends.iter().any(|one| other.backends.contains(one)))

@@ -24,7 +24,7 @@ pub enum CopyOutcome {
     Failed,
     /// The engine refused the copy, or it could not be prepared.
     Refused,
-    /// Not sent: no backend had room next to the requests.
+    /// Not sent: no backend had free room.
     NoRoom,
     /// Ended early: a request needed the room, the gateway or the engine stopped, or the original
     /// was not served.

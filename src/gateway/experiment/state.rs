@@ -160,8 +160,8 @@ impl ExperimentState {
         self.phase.store(number, Ordering::Release);
     }
 
-    /// Sets the phase that an operator orders. Starting again also starts arms that were stopped,
-    /// and all measurements from zero, because the old ones would break the guardrail again.
+    /// Sets the phase that an operator orders. If an arm was stopped, starting again starts it,
+    /// too, and all measurements from zero, because the old ones would break the guardrail again.
     pub fn order(&self, phase: Phase) {
         let mut progress = self.progress.lock();
         progress.why = None;
@@ -202,9 +202,9 @@ impl ExperimentState {
         self.waiting.fetch_or(own.map(|(arm, _)| 1 << arm).sum(), Ordering::AcqRel);
     }
 
-    /// Notes whether a ready backend of an arm serves the arm's model; `None`: none is ready. An
-    /// arm that was served before then does not wait, because the engine has failed and a guardrail
-    /// decides. Returns whether a wait has started or ended.
+    /// Notes whether a ready backend of an arm serves the arm's model; `None`: no backend is ready.
+    /// With `None`, an arm whose model was served before does not wait: the engine has failed, so a
+    /// guardrail decides. Returns whether a wait has started or ended.
     pub fn note_served(&self, arm: usize, served: Option<bool>) -> bool {
         let bit = 1 << arm;
         let before = match served {

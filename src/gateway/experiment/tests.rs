@@ -28,7 +28,6 @@ pub(super) fn experiment(name: &str, keys: &str) -> String {
     )
 }
 
-/// The arm of a user of model `m`.
 fn arm_of(set: &ExperimentSet, user: u64) -> Option<(String, usize)> {
     let subject = Subject { model: Some(ModelId::new(0)), key: None, home: 0, stratum: 0 };
     let unit = Unit::new(format!("user-{user}").as_bytes());

@@ -7,6 +7,7 @@
 //! - The *place* in the layer, in `[0, 1)`: the experiment owns a part of the layer, and units
 //!   below the current share of the ramp in that part take part. A ramp only raises the share, so
 //!   units only join.
+//! - The *draw*, in `[0, 1)`, decides the arm by the weights ([`UnitHash::draw`]).
 
 use twox_hash::XxHash3_64;
 

@@ -1,8 +1,8 @@
 //! Ends or keeps a connection after a request, and finds the address at the other end.
 //!
 //! A refused client may still be sending its body. Closing the socket, or resetting the HTTP/2
-//! stream, would make it lose the response. So the rest of the body is read and dropped first, for
-//! at most [`LINGER`].
+//! stream, would lose the response. So the rest of the body is read and dropped first: for at most
+//! [`LINGER`], or with HTTP/2 within the bounds of `http2::linger`.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -316,8 +316,8 @@ impl Gateway {
         Ok(AcceptedRequest { route, key, body, table: current })
     }
 
-    /// Checks request line and headers, except framing and host, cheapest check first. The error of
-    /// `route` is a path that is no route.
+    /// Checks request line and headers, except framing and host, cheapest check first. `route` is
+    /// `Err(path)` if the path is no route of the API.
     fn check_head(
         &self,
         session: &ServerSession,
@@ -461,15 +461,15 @@ fn shed(reason: ShedReason) -> Rejected {
     Rejected::Refused(Refusal::Shed { reason, retry_after: RETRY_AFTER_MIN.as_secs() })
 }
 
-/// Whether the connection has a place for a request. Streams of HTTP/2 were counted before.
+/// Whether the connection may begin a request. HTTP/2 streams were counted in `http2.rs`.
 fn has_place(session: &ServerSession, client: Option<IpAddr>) -> bool {
     let Some(socket) = ClientHandle::of(session) else { return true };
     let connection = socket.state.connection();
     connection.begin(client.unwrap_or(connection.address()))
 }
 
-/// Whether the client waits for `100 Continue`; `Some(false)`: for something else; `None`: HTTP/1.0
-/// (RFC 9110, 10.1.1).
+/// Whether `Expect` asks for `100 Continue`; `Some(false)`: it asks for something else; `None`:
+/// there is no such header, or HTTP/1.0 ignores it (RFC 9110, 10.1.1).
 fn expectation(session: &ServerSession) -> Option<bool> {
     let request = session.req_header();
     let expected = request.headers.get(EXPECT).filter(|_| request.version > Version::HTTP_10)?;

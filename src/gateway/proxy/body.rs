@@ -1,8 +1,9 @@
 //! Reads a request body, within bounds on size and time, and on the memory of all bodies together.
 //!
-//! A body whose declared size is over the limit, or over the memory that is free now, is refused
-//! before a byte is read; one without a declared size, when it exceeds either. Memory is allocated
-//! as bytes arrive. A body must arrive at a minimum rate, checked in each period ([`MinRate`]).
+//! A body is refused before a byte is read if the declared size exceeds the limit or the memory
+//! that is free now. A body without a declared size is refused once it has exceeded either. Memory
+//! is allocated as bytes arrive. A body must arrive at a minimum rate, checked in each period
+//! ([`MinRate`]).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -15,16 +16,16 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::clients::CountedBytes;
 
-/// The most bytes that are allocated for a declared size before they arrive. Above that, a buffer
+/// The most bytes that are allocated for a declared size before bytes arrive. Above that, a buffer
 /// is at most twice as large as the bytes received. Allocators hand out memory that was used
 /// before, so the part of a declared size that is never sent would be resident without being
 /// counted.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
-/// Average size, in bytes, from which pieces are kept: the overhead of their allocations is not
-/// counted.
+/// Pieces are kept while they have this many bytes on average, because the overhead of an
+/// allocation is not counted.
 const PIECE_MIN: usize = 4 << 10;
-/// Number of pieces that may be smaller. The first one is: it came with the head.
+/// Number of smaller pieces that are kept, too. The first is small, because it came with the head.
 const SMALL_PIECES: usize = 8;
 
 /// Bytes after which the task yields, if the client sends faster than the body is read.
@@ -75,8 +76,8 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     async fn next(&mut self) -> Result<Option<Bytes>, BodyError> {
-        // Polled only when there is nothing to read, so that a piece that has arrived costs
-        // nothing.
+        // `poll_gave_way` is polled only when there is nothing to read, so that a piece that has
+        // arrived costs nothing.
         let read = tokio::select! {
             biased;
             read = timeout_at(self.deadline, self.session.read_request_body()) => read,

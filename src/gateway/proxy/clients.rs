@@ -9,7 +9,8 @@
 //! | bytes of bodies | `server.max_body_memory` | key, or network | newest incomplete | 503 |
 //!
 //! A request with HTTP/2 counts as a connection. Without room, a connection gets 503 to the first
-//! request and is closed; a request with HTTP/2 is refused in a way that is safe to retry.
+//! request and is closed; a request with HTTP/2 gets `REFUSED_STREAM`, after which clients may
+//! retry.
 //!
 //! Resources are shared by the rule in `shares`; `server.max_connections_per_address` is a hard
 //! bound on top. Without it, one network may have requests on three quarters of the connections,
@@ -38,13 +39,13 @@ pub(super) const REFUSED_MAX: u64 = 1_024;
 /// TLS handshakes at once. Each takes up to 40 KB, and an RSA signature of 2,048 bits takes a
 /// millisecond of CPU.
 const HANDSHAKES_MAX: u64 = 2_048;
-/// Bodies up to this size, in bytes, may use all of the memory; larger ones all but one of
-/// [`BODY_PARTS`].
+/// Bodies up to this many bytes may use all of the memory; larger bodies leave one of
+/// [`BODY_PARTS`] parts free.
 const SMALL_BODY: u64 = 1 << 20;
 /// One part in this many of the body memory is kept free for small bodies and newcomers.
 const BODY_PARTS: u64 = 8;
-/// Bodies that declare at most this size, in bytes, as nearly all do, are counted in one sum
-/// without owners, while the sum is within one of [`BRIEF_PARTS`] parts of the memory.
+/// Bodies that declare at most this many bytes (nearly all do) are counted in one sum without
+/// owners, while the sum is at most one of [`BRIEF_PARTS`] parts of the memory.
 const BRIEF_BODY: u64 = 64 << 10;
 const BRIEF_PARTS: u64 = 16;
 
@@ -168,8 +169,8 @@ impl ClientLimits {
         Some(CountedConnection { limits: Arc::clone(self), place, owner, address, refused, is_offered })
     }
 
-    /// Closes the oldest connection without a request of the largest owner, because there are no
-    /// descriptors left. Returns whether there was one.
+    /// Closes the largest owner's oldest idle connection, to free a descriptor. Returns whether
+    /// there was one.
     pub(super) fn close_one(&self) -> bool {
         self.connections.yield_one()
     }
@@ -215,7 +216,7 @@ impl CountedConnection {
         limits.connected(client, server)
     }
 
-    /// Returns when the connection, which has no request now, must be closed for others.
+    /// Returns when the connection, which has no request now, must be closed to make room.
     pub(super) async fn gave_way(&self) {
         self.is_offered.store(true, Relaxed);
         poll_fn(|cx| self.place.poll_offered(&self.owner, cx)).await;

@@ -6,8 +6,8 @@
 //! browsers do not send. The policy is `server.cors`, or else the engines' (`engine_origins.rs`).
 //! It applies to every response, also to refusals, so that a page can read the error.
 //!
-//! Without these headers, the browser does not show a response. Responses to requests without
-//! `Origin` stay unchanged, except for `Vary` if the response would depend on it.
+//! A browser hides a response without `Access-Control-Allow-Origin` from the page. To responses to
+//! requests without `Origin`, the gateway adds at most `Vary`, if they would depend on it.
 
 use std::sync::Arc;
 
@@ -39,7 +39,8 @@ pub(super) struct CrossOrigin {
     allow: Allow,
     /// Whether another `Origin` would get another answer.
     varies: bool,
-    /// Whether headers of engines stay if nothing is allowed here, because they say the same.
+    /// The engines' policy applies, so an engine's own headers stay if the page is not allowed
+    /// here.
     is_of_engines: bool,
     /// The response has the headers already: it answers a preflight.
     is_preflight: bool,

@@ -27,8 +27,8 @@ use sluice_core::openai::{Refusal, ShedReason};
 const EXPANDS_MAX: u64 = 100;
 /// Bytes up to which a body may grow by any factor, because repeated text compresses well.
 const EXPANDS_FREE: u64 = 1 << 20;
-/// The most members of a gzip body, or frames of a zstd body. Each costs time, and may contain
-/// nothing.
+/// The most members of a gzip body, or frames of a zstd body. Each costs time, even without
+/// content.
 const MEMBERS_MAX: usize = 4_096;
 const STEP: usize = 32 << 10;
 /// Decoded bytes after which the task yields.

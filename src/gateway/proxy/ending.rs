@@ -1,4 +1,4 @@
-//! Ends the service of a port: it stops, or another process goes on with the socket.
+//! Ends the service of a port: the gateway stops, or another process takes over the socket.
 //!
 //! Used by the client port and the admin port. The owner of a connection watches the signals and
 //! decides how to react.
@@ -19,8 +19,8 @@ impl Ending {
         self.stop.send_replace(true);
     }
 
-    /// Stops accepting connections, because another process accepts them. Open connections are
-    /// served on, see `listener.rs`. Returns when no more are accepted.
+    /// Stops accepting connections, because another process accepts them. Open connections go on
+    /// (see `listener.rs`). Returns when no more are accepted.
     pub async fn hand_over(&self) {
         self.hand_over.send_replace(true);
         turned(&mut self.closed.subscribe()).await;

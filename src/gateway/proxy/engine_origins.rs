@@ -4,10 +4,10 @@
 //! later versions allow the origins of `--allowed-origins`. The gateway asks an engine in rotation
 //! with a preflight, and applies the answer to all responses.
 //!
-//! Answers are used however old, and renewed in a separate task after [`FRESH`]. Only a preflight
-//! or a response of the gateway itself waits, and only if nothing is known. Engines are asked for
-//! requests with an accepted key, and for preflights. If none answers, none is asked for
-//! [`FAILED_FOR`].
+//! An answer is used whatever its age; a separate task renews it after [`FRESH`]. Only a preflight
+//! or a response of the gateway itself waits for an answer, and only if none is known. A request
+//! with an accepted key or a preflight makes the gateway ask. If no engine answers, it asks none
+//! for [`FAILED_FOR`].
 //!
 //! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`]. Beyond that, unused origins leave
 //! first, then origins that are not allowed, then the oldest: origins that a client makes up
@@ -72,7 +72,7 @@ struct Table {
     any: Option<Answer>,
     by_origin: HashMap<Box<[u8]>, Answer>,
     asking: HashSet<Box<[u8]>>,
-    /// The last time at which no engine answered.
+    /// The end of the last question that no engine answered.
     failed_at: Option<Instant>,
 }
 

@@ -11,8 +11,8 @@
 //!
 //! A client may send several credentials. The first that is a key of the gateway counts, in this
 //! order: bearer tokens in `Authorization`, `x-api-key` (Anthropic), `api-key` (Azure). With
-//! configured keys, no credential is forwarded. Otherwise, without `Authorization`, the other two
-//! become the bearer token that vLLM reads.
+//! configured keys, no credential is forwarded. Otherwise, if `Authorization` is missing,
+//! `x-api-key` or `api-key` becomes the bearer token that vLLM reads.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    // Usually there are none left, and comparing names costs less than hashing ten.
+    // Usually no such header is left, and comparing names costs less than hashing ten.
     while let Some(name) = headers.keys().find_map(|name| HOP_BY_HOP.iter().find(|hop| *hop == name)) {
         headers.remove(name);
     }
@@ -173,7 +173,6 @@ pub(super) fn error_format(headers: &HeaderMap, path: &str) -> ErrorFormat {
     if is_anthropic { ErrorFormat::Anthropic } else { ErrorFormat::OpenAi }
 }
 
-/// The trace of request `number` of a process with this seed.
 pub(super) fn trace(headers: &HeaderMap, config: &Config, seed: u64, number: u64) -> Option<Box<RequestTrace>> {
     let share = config.tracing.as_ref().map(|tracing| tracing.sample);
     RequestTrace::of(headers, share, || Rng::new(hash_two(seed, number)))
@@ -185,8 +184,8 @@ pub(super) struct RequestIds {
     pub(super) upstream: Arc<str>,
 }
 
-/// The client's id if it is valid, otherwise 32 hex digits from the seed of this process and the
-/// number of the request; and the upstream id, which has 16 more digits.
+/// The client's id if it is valid, with 16 more hex digits as the upstream id. Otherwise both ids
+/// are 32 hex digits from the seed of this process and the number of the request.
 ///
 /// Valid: up to [`limits::MAX_REQUEST_ID_BYTES`] visible ASCII characters without quotes and
 /// backslashes, so that it needs no escaping in headers and log lines.

@@ -176,8 +176,8 @@ async fn drive<A: HttpServerApp + Send + Sync + 'static>(
     }
 }
 
-/// The next stream. Polls the connection from time to time, which detects a client that reads
-/// nothing. In the loop above, it would restart the time without requests.
+/// The next stream. Polls the connection every `look`, which detects a client that reads nothing.
+/// The same timeout in the loop of [`drive`] would restart the idle time.
 async fn next_stream(
     connection: &mut Connection<Stream, Bytes>,
     digest: &Arc<Digest>,
@@ -216,7 +216,7 @@ pub(super) async fn deliver(stream: &mut SendStream<Bytes>) {
     let _ = timeout(LAST_BYTES_MAX, left).await;
 }
 
-/// Waits until the idle connection must be closed for others.
+/// Waits until the idle connection must be closed to make room.
 async fn without_place(streams: &TaskTracker, counted: &CountedConnection) {
     streams.wait().await;
     counted.gave_way().await;

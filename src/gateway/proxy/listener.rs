@@ -54,8 +54,8 @@ const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
 const PROBES: u32 = 3;
-/// Unsent bytes up to which a socket accepts more (tcp(7), TCP_NOTSENT_LOWAT), and again once a
-/// third of them is sent. Otherwise the kernel keeps up to `net.ipv4.tcp_wmem` for each client that
+/// Unsent bytes from which a socket accepts no more until a part of them is sent (tcp(7),
+/// TCP_NOTSENT_LOWAT). Otherwise the kernel keeps up to `net.ipv4.tcp_wmem` for each client that
 /// reads slowly: megabytes that `server.max_response_memory` does not bound.
 const UNSENT: u32 = 128 << 10;
 
@@ -132,7 +132,7 @@ impl Listener {
     }
 
     /// Accepts and serves connections until `ending` signals an end. Then waits for running
-    /// requests, at most `server.drain_timeout` and until `fast_shutdown` completes. Aborts the
+    /// requests until `server.drain_timeout` is over or `fast_shutdown` completes. Aborts the
     /// others, which get [`ABORT_GRACE`] to end, and returns their number.
     ///
     /// The future is boxed, so that the request path is compiled with this crate and not again with

@@ -9,7 +9,7 @@
 //! | `/v1/models/{id}` | GET, HEAD | one model; names may contain slashes, plain or encoded |
 //!
 //! The first three need no key. A gateway that is leaving (see `Flow::leave`) is not ready,
-//! whatever its backends are. Other paths are routes of the API, or refused ([`refusal`]).
+//! whatever the state of the backends. Other paths are routes of the API, or refused ([`refusal`]).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub trait LocalRoutes: std::fmt::Debug + Send + Sync {
     /// Whether a pool has a backend that could take a request.
     fn ready(&self) -> bool;
 
-    /// The body of `/v1/models` for this key; `None`: no key is required.
+    /// The body of `/v1/models` for this key, which is `None` if no key is required.
     fn models(&self, table: &RoutingTable, key: Option<&ApiKey>) -> Bytes;
 
     /// The card of the model or alias `name`, if this key may use it.

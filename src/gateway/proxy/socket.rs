@@ -7,9 +7,9 @@
 //!
 //! pingora owns the socket while a request is served; the request path reaches it through a
 //! [`ClientHandle`]. Reading cannot detect a disconnect, because bytes after the request would come
-//! first. The kernel reports it (`EPOLLRDHUP`). A client that only shuts down its sending side
-//! counts as disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM: HTTP/1.1 has no other
-//! way to cancel.
+//! first. The kernel reports disconnects (`EPOLLRDHUP`). A client that only shuts down its sending
+//! side counts as disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM: HTTP/1.1 has no
+//! other way to cancel.
 //!
 //! A disconnect is not seen while the receive buffer is full, nor if the host has vanished. TCP
 //! keep-alive finds both.
@@ -44,8 +44,8 @@ use super::transport::Transport;
 /// The most bytes that are gathered. A larger write is sent directly, after the gathered bytes.
 const GATHER_MAX: usize = 16 << 10;
 const LINGER_PIECE: usize = 16 << 10;
-/// System calls in a row. With [`LINGER_PAUSE`], a refused client can make the gateway discard 25
-/// MiB/s.
+/// System calls in a row that discard a refused client's bytes. With [`LINGER_PAUSE`], this is up
+/// to 25 MiB/s.
 const LINGER_PIECES: usize = 16;
 /// Pause after these calls, so that a client that sends without end does not keep a thread busy.
 const LINGER_PAUSE: Duration = Duration::from_millis(10);
@@ -206,8 +206,7 @@ fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
 impl ClientSocket {
     pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
         let socket = SocketDigest::from_raw_fd(stream.descriptor());
-        // The address that a PROXY header has named; the port is not needed. It cannot be set
-        // already.
+        // The address that a PROXY header has named; the port is not needed. None is set yet.
         let _ = socket.peer_addr.set(Some(SocketAddr::Inet((connection.address(), 0).into())));
         let socket = Arc::new(socket);
         Self {
@@ -222,7 +221,7 @@ impl ClientSocket {
     }
 
     /// Starts to monitor the frames of an HTTP/2 connection, and whether the client accepts bytes.
-    /// Too many costly frames notify the result; then nothing more is read.
+    /// Notifies the result after too many costly frames; then nothing more is read.
     pub(super) fn watch_frames(&mut self, pause: Duration) -> Arc<Notify> {
         let flood = Arc::new(Notify::new());
         let meter = FrameMeter::new(Instant::now());

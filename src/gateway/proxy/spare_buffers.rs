@@ -3,8 +3,9 @@
 //! The allocator returns a freed buffer to the system within milliseconds, and a body of 400 KB
 //! then pays a hundred page faults: more than reading the prompt costs.
 //!
-//! Bounds: [`SIZES`], [`KEPT_MAX`]. A body gets one only where it would get a new buffer, and one
-//! at most a quarter larger, so a declared size that is never sent takes hardly more memory.
+//! Bounds: [`SIZES`], [`KEPT_MAX`]. A body takes a spare buffer only in place of a new one, and
+//! only if it is at most a quarter larger, so a declared size that is never sent takes hardly more
+//! memory.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;

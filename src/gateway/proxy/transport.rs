@@ -3,10 +3,11 @@
 //! With TLS, ALPN decides the version of HTTP. Without TLS, a client with prior knowledge of HTTP/2
 //! starts with the connection preface (RFC 9113, 3.4), which is not a valid HTTP/1.1 request.
 //!
-//! Bounds: a handshake, and a preface after its first byte, may take `server.header_timeout`; the
-//! first byte may take as long as a connection may be idle. If there are too many handshakes
-//! (`clients.rs`), the oldest ends, of the address with the most or of all. So clients that stop
-//! inside a handshake keep out no other client. Clients that send nothing hold no place.
+//! Bounds: with TLS, the first byte and the handshake together may take `server.header_timeout`.
+//! Without TLS, the first byte may take as long as a connection may be idle, and the rest of a
+//! preface `server.header_timeout`. If there are too many handshakes, one ends, usually the oldest
+//! of the address with the most (rule in `shares`), so clients that stop inside a handshake keep
+//! out no other client. Clients that send nothing hold no place.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -51,7 +52,8 @@ impl Transport {
     }
 
     /// Performs the TLS handshake if TLS is configured, and detects the protocol. `None`: the
-    /// connection ended or timed out, after `idle` without a first byte or `pause` from then on.
+    /// connection ended or timed out: with TLS after `pause`; otherwise after `idle` without a
+    /// first byte, or `pause` after it.
     pub(super) async fn establish(
         stream: TcpStream,
         counted: &CountedConnection,

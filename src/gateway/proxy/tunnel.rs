@@ -4,14 +4,15 @@
 //! | what | bound |
 //! |---|---|
 //! | bytes in memory | one read of [`PIECE`] for each direction |
-//! | a side that takes no byte | `timeouts.send`, as for every response |
+//! | the client takes no byte, or the engine no whole piece | `timeouts.send` |
 //! | no byte in either direction | `timeouts.realtime_idle` |
 //! | the whole tunnel | `timeouts.realtime` |
 //!
-//! Another backend is tried only while no byte was sent. When the gateway ends a tunnel, the client
-//! gets a closing frame, if the engine's last frame was complete: 1001 after a time limit, 1012
-//! when the gateway stops or the engine ends without one. While a tunnel is open, silence of the
-//! engine is no sign of a hang, because either side may have nothing to say.
+//! Another backend is tried only if the connection to the first one fails. When the gateway ends a
+//! tunnel, the client gets a closing frame, if the engine's last frame was complete: 1001 after a
+//! time limit, 1012 when the gateway stops or the engine leaves without a closing frame. While a
+//! tunnel is open, silence of the engine is no sign of a hang, because either side may have nothing
+//! to say.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +60,6 @@ pub(super) fn is_wanted(session: &ServerSession) -> bool {
         && request.headers.get_all(UPGRADE).iter().any(web_socket)
 }
 
-/// Serves a WebSocket to its end.
 pub(super) async fn serve(
     flow: &ProxyFlow,
     session: &mut ServerSession,
@@ -217,7 +217,8 @@ async fn read_head(stream: &mut EngineStream, ahead: &mut BytesMut) -> Option<Pa
     }
 }
 
-/// The engine did not agree: the client gets its answer, with a body of limited length.
+/// Passes on the answer of an engine that refused the handshake, with at most [`REFUSAL_MAX`] of
+/// body.
 async fn pass_on_refusal(
     mut stream: EngineStream,
     head: ParsedHead,
@@ -252,7 +253,6 @@ async fn pass_on_refusal(
     }
 }
 
-/// The end of a tunnel.
 enum End {
     Client,
     Engine,

@@ -1,8 +1,8 @@
 //! Frames of a WebSocket (RFC 6455) as they pass: where one ends, and whether one closes.
 //!
-//! The gateway sends a frame of its own only between two frames of the engine: when it ends the
-//! tunnel, the client gets a reason. Payloads are not read. A message of the engine is not masked;
-//! a masked or impossible frame is passed on, and then no own frame is sent.
+//! When the gateway ends a tunnel, it sends the client a closing frame with a reason, but only
+//! between two frames of the engine. Payloads are not read. An engine must not mask frames; a
+//! masked frame is passed on, and after it the gateway sends none.
 
 /// The gateway stops, or the engine has ended (1012, "service restart").
 pub(super) const RESTART: u16 = 1012;

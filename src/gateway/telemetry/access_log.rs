@@ -1,5 +1,5 @@
-//! The access log: sampled lines from the path of a request to a file, without the path ever
-//! waiting.
+//! The access log: writes sampled lines about finished requests to a file, without delaying
+//! requests.
 //!
 //! One thread writes a buffer in memory to which lines are appended. The first line wakes the
 //! thread, which waits [`LINGER`] for more: busy traffic costs no system call per request. When the
@@ -8,7 +8,7 @@
 //!
 //! Rotation: before writing, at most once a second, the thread checks that the path still names the
 //! open file, so both "rename" and "remove" work without a signal; [`AccessLogWriter::reopen`] does
-//! it at once. If the path cannot be opened, the old file is written on.
+//! it at once. If the path cannot be opened, lines still go to the old file.
 //!
 //! Bounds: [`BUFFER_BYTES`] waiting and as much being written. Dropping the last clone writes the
 //! rest.

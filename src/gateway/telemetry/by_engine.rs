@@ -1,12 +1,12 @@
 //! Requests by the backend and by the key, so that one slow engine or one busy client is visible.
 //!
-//! A request counts at the backend of the last attempt, and an attempt that was repeated at the
-//! backend that failed. Times are the engine's: TTFT without the queue of the gateway. Histograms
-//! have few buckets, because there are many of them. [`super::merge`] says when classes count
-//! together.
+//! A request counts at the backend of the last attempt. A failed attempt that was repeated counts
+//! at the backend that failed. TTFT of a backend excludes the gateway's queue; TTFT of a key
+//! includes it. There are many histograms, so each has few buckets. [`super::merge`] says when
+//! classes count together.
 //!
-//! Bounds: [`ENTRIES_MAX`] of each kind; further requests count as "other". Backends that left
-//! their pools and keys that left the configuration are forgotten.
+//! Bounds: [`ENTRIES_MAX`] entries of each kind; further requests count as "other". Backends that
+//! left their pools and keys that left the configuration are forgotten.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -157,7 +157,7 @@ impl ByEngine {
         });
     }
 
-    /// Forgets the other pairs of key and class. All pairs of a key share one histogram.
+    /// Forgets the other pairs of key and class. All pairs of a key share one histogram of waits.
     fn keep_keys(&self, is_wanted: impl Fn(&[Name; 2]) -> bool) {
         self.keys.retain(|name| {
             is_wanted(name) || {
@@ -202,7 +202,7 @@ impl ByEngine {
             }
         });
         series.outcomes[outcome_index(record.outcome)].inc();
-        // While the engine was not read, the client held it up.
+        // A slow client held the engine up, so the times say nothing about the engine.
         if !record.generates() || record.held_up {
             return;
         }

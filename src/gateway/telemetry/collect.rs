@@ -236,7 +236,7 @@ impl Telemetry {
         self.show(engines::WANTED, move |page| engines::add_wanted(&view(), page));
     }
 
-    /// Shows the online tuner, and gives it every record, also of copies.
+    /// Shows the online tuner, and gives it every record, including records of copies.
     pub fn show_tuner(
         &self,
         view: impl Fn() -> TunerView + Send + Sync + 'static,
@@ -259,7 +259,7 @@ impl Telemetry {
             let of_classes = config.classes.iter().filter(|class| !class.objectives_in(pool).is_empty());
             let targets: Vec<_> = of_classes.map(|class| (&class.name, class.attainment_in(pool))).collect();
             let series = self.table.pool(Some(&pool.name.as_str().into()));
-            // A pool that returns after a while is a new pool, with a separate rate.
+            // A pool that was absent from the last configuration begins a new window.
             if !before.is_empty() && !before.contains(&pool.name) {
                 series.recent.restart(Instant::now());
             }

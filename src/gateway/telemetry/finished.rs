@@ -1,8 +1,8 @@
 //! The last finished requests, each with all times, for an operator who asks where the time of one
 //! request went.
 //!
-//! An entry has the access log's data without texts of the client: no path, no model that is not
-//! configured.
+//! An entry has the access log's data, with the client's id but no other text: no path, no unknown
+//! model.
 //!
 //! Bounds: [`FINISHED_MAX`] requests of about 400 bytes and two ids of up to 145 bytes each, under
 //! 3 MiB, and the last [`FAILURES_MAX`] requests that were shed or failed, which would otherwise be
@@ -106,7 +106,7 @@ pub struct RequestView {
     /// Time in the queue of the engine, if the engine reports it (`--enable-per-request-metrics`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_queue_ms: Option<f64>,
-    /// From there until the first token, as the engine reports it.
+    /// Time from the end of that queue to the first token, as the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_prefill_ms: Option<f64>,
     /// Time per output token.

@@ -1,8 +1,8 @@
 //! Metrics of API keys: tokens used of their limits, requests in flight with their limits, and
 //! engine time and waiting requests in fair pools.
 //!
-//! Read at scrape time from views that `serve` passes in. Keys without such a limit have no tokens.
-//! Bounds: the keys of the configuration; for tokens the
+//! Read at scrape time from views that `serve` passes in. Keys without a token limit have no token
+//! metrics. Bounds: the keys of the configuration; for tokens the
 //! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit, and as many keys with
 //! most requests in flight.
 

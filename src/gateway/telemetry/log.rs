@@ -2,10 +2,9 @@
 //! line.
 //!
 //! Lines of libraries are written from `warn` on, or from the configured level if that is higher,
-//! because pingora logs every step of its start at `info`. pingora's errors on the request path are
-//! failed accepts. The Kubernetes client logs each failed call as an error, several a second while
-//! the API server is away; the gateway reports each once, so these lines are left out above
-//! `debug`.
+//! because pingora logs every step of its start at `info`. The Kubernetes client logs each failed
+//! call as an error, several a second while the API server is away. The gateway reports each
+//! failure once, so these lines appear only from `debug` down.
 //!
 //! `RUST_LOG` replaces all of this, in the usual syntax, also for libraries that use the `log`
 //! facade. Not here: one line per request (the access log), and rotation (stderr belongs to the

@@ -2,9 +2,10 @@
 //!
 //! A page stays below 3 MB with 200 backends, 50 models, 8 classes and 100 keys, by these rules:
 //!
-//! - Combinations of pool, model and class: [`COMBINATIONS`], less one for every two backends and
-//!   every four keys. If pairs of pool and class are more, all classes count as [`ALL_CLASSES`]. If
-//!   the rest is still more, the models after the first ones of each pool count as [`OTHER`].
+//! - Combinations of pool, model and class: at most [`COMBINATIONS`], less one for every two
+//!   backends and every four keys. If the pairs of pool and class alone exceed that, all classes
+//!   count as [`ALL_CLASSES`]. If the combinations still exceed it, only the first models of each
+//!   pool keep their names, and the others count as [`OTHER`].
 //! - More than [`BACKENDS`] pairs of backend and class, or [`KEYS`] pairs of key and class: the
 //!   metrics of backends, or of keys, have the class [`ALL_CLASSES`].
 //!
@@ -25,7 +26,6 @@ pub(super) const COMBINATIONS: usize = 180;
 pub(super) const BACKENDS: usize = 240;
 /// Pairs of key and class, of 2 kB each; a key has 2 kB without them.
 pub(super) const KEYS: usize = 200;
-/// The class of merged classes.
 pub(super) const ALL_CLASSES: &str = "all";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

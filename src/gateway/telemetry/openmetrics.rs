@@ -14,7 +14,6 @@ use super::exemplars::{Exemplar, Found, labels_key};
 
 const TOTAL: &str = "_total";
 
-/// The page of these families, with the exemplars `found`.
 pub(super) fn page(families: &[MetricFamily], found: &Found) -> String {
     let mut page = String::new();
     for family in families {

@@ -10,7 +10,7 @@
 //! objectives; refused requests and clients that left do not count, because clients that cancel
 //! would look like a slow engine.
 //!
-//! Bounds: about 97 KiB per pool. Time is a parameter.
+//! Bounds: about 95 KiB per pool. Time is a parameter.
 
 use std::time::Duration;
 
@@ -22,9 +22,7 @@ use crate::flow::{Outcome, Record};
 
 /// Number of slots: five minutes.
 const SLOTS: usize = 60;
-/// Slots of the last minute.
 const MINUTE_SLOTS: usize = 12;
-/// Length of a slot, seconds.
 const SLOT_SECONDS: u64 = 5;
 /// Lower end of the first bin, seconds.
 const BIN_FLOOR: f64 = 1e-4;

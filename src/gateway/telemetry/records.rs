@@ -2,7 +2,7 @@
 //!
 //! Records are written like the access log. Lines are never torn: a batch of which only a part fits
 //! on the disk is cut off again, and a file that ends in the middle of a line (the machine stopped)
-//! is closed before more is written. Several gateways may write to one path; each notices when
+//! is rotated before more is written. Several gateways may write to one path; each notices when
 //! another has renamed the file.
 //!
 //! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be

@@ -2,8 +2,8 @@
 //!
 //! Hashes of the beginnings of prompts ([`PromptPrefix`]) let a replay share prefixes as the
 //! requests did, but could be guessed by trying texts. So a record has the first 64 bits of SHA-256
-//! of each hash behind a secret key, without which they say nothing. Each costs about 0.2 us; a
-//! prompt of 16 kB has 20.
+//! of each hash behind a secret key, without which they say nothing. Each hash costs about 0.2 us;
+//! a prompt of 16 kB has 20.
 
 use std::fmt::Write as _;
 use std::io;

@@ -39,7 +39,7 @@ const MAX_POOLS_SEEN: usize = 256;
 /// The most pairs of class and pool with a history of an hour, of usually 200 KiB and at most 1.1
 /// MiB each.
 const MAX_HISTORIES: usize = 64;
-/// Names of earlier configurations up to which a reload resets no counter.
+/// The most names of earlier configurations; a reload that exceeds it resets the counters.
 const RETIRED_MAX: usize = 16;
 const NO_ROUTE: &str = "unknown";
 const OUTCOMES: usize = Outcome::LABELS.len();
@@ -176,7 +176,7 @@ impl SeriesTable {
     }
 
     /// Applies the rules for the size of a configuration. If the rules change, or more than
-    /// [`RETIRED_MAX`] names are retired, all counts begin again.
+    /// [`RETIRED_MAX`] names are retired, the metrics with a model or class begin again.
     pub(super) fn configured(&self, config: &Config) {
         let pools = config.pools.iter().map(|pool| format!("pool {}", pool.name));
         let models = config.models.iter().map(|model| format!("model {}", model.name));

@@ -1,7 +1,7 @@
 //! Counts of the requests that ended in one span of time.
 //!
 //! Only non-empty bins are kept (see [`recent`](super::recent)), so a quiet span costs nothing.
-//! Gaps between tokens stay in the buckets of each stream.
+//! Gaps between tokens keep the buckets of `ItlHistogram`.
 //!
 //! A bin of TTFT also has the sums of its four parts, so the parts of the slowest requests are
 //! known: time in queues, time to connect, the wait for the backend (queue and prefill), and the

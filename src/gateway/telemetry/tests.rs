@@ -79,7 +79,6 @@ fn stable(page: &str) -> String {
     page.lines().map(line).collect()
 }
 
-/// The value of one series, or 0.
 fn value(page: &str, series: &str) -> f64 {
     let found = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     found.map_or(0.0, |text| text.parse().unwrap())

@@ -2,7 +2,8 @@
 //! `sluice diagnose` take differences.
 //!
 //! Bounds: [`NAMES_MAX`], names of earlier configurations included; further requests count as
-//! "other". A request costs a look-up and an uncontended lock, with a key twice.
+//! "other". A request costs a look-up and an uncontended lock; a request with a key costs two of
+//! each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use parking_lot::Mutex;
 use super::series::Bounded;
 use crate::flow::{Outcome, Record};
 
-/// The most engines, and the most keys.
+/// The most combinations of home pool, pool and backend; and the most keys.
 const NAMES_MAX: usize = 1_024;
 const OTHER: &str = "other";
 
@@ -122,7 +123,7 @@ impl Moments {
         }
     }
 
-    /// Number of values with equal weights that say as much.
+    /// The effective number of values: as many equal weights have the same uncertainty.
     pub fn count(&self) -> f64 {
         if self.squares[0] > 0.0 { self.weight * self.weight / self.squares[0] } else { 0.0 }
     }
@@ -218,7 +219,7 @@ impl Totals {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
         }
         // The client held the engine up; or the stream was continued, so that the first token came
-        // from another engine, and the time per token includes the seam.
+        // from another engine, and the time per token includes the pause between the engines.
         if record.held_up || record.continued > 0 {
             return;
         }

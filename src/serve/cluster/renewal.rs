@@ -35,7 +35,7 @@ use sluice_gateway::flow::key_share::KeyUse;
 use sluice_gateway::flow::keys::KeyUsage;
 use sluice_gateway::pool::{Admission, BackendUse, ShareEnd};
 
-/// With pauses over 2 s, a member forgets how long an engine has been silent.
+/// After more than 2 s without a plan, a member measures the silence of engines anew.
 const PERIOD_MAX: Duration = Duration::from_millis(1_500);
 /// Deadline of a call to the store, for any lease.
 const CALL_MAX: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ const EARLY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_
 const AGAIN: Duration = Duration::from_millis(100);
 /// Attempts in one period.
 const ATTEMPTS: u32 = 4;
-/// Plans until one is sent although the use has grown.
+/// The most plans; the last one is sent even if the use has grown.
 const PLANS: u32 = 4;
 /// Time limit for an engine's answer.
 const SCRAPE: Duration = Duration::from_secs(1);
@@ -201,8 +201,8 @@ impl<S: Store> Renewal<S> {
         self.write(plan, &found).await
     }
 
-    /// The next ledger, if one must be written. The pool then uses no more than this and the last
-    /// one allow.
+    /// The next ledger, if one must be written. The pool then uses no more than both this ledger
+    /// and the last one allow.
     fn plan(&mut self, found: Option<&Ledger>, mut pages: Pages) -> Option<Ledger> {
         for attempt in 1.. {
             let since = self.state.planned.replace(Instant::now()).unwrap_or(self.epoch);

@@ -2,8 +2,8 @@
 //! only over that version.
 //!
 //! The caller sets each call's deadline, well below the lease. A write without an answer is
-//! *unknown*: it may be applied already, later or never. An implementation must not repeat it: the
-//! first attempt would make the second one fail.
+//! *unknown*: it may be applied already, later or never. An implementation must not repeat such a
+//! write: the first attempt would make the second one fail.
 
 use std::future::Future;
 

@@ -38,7 +38,7 @@ impl Core {
         }
     }
 
-    /// It has a pool or backends, none of which is ready.
+    /// The first arm with a `pool` of which no backend is ready.
     pub(crate) fn arm_that_is_not_ready(&self, plan: &ExperimentPlan) -> Option<String> {
         let table = self.flow.routing_table();
         let not_ready = plan
@@ -49,7 +49,7 @@ impl Core {
     }
 }
 
-/// None if the arm sets neither a pool nor a model.
+/// The backends that may serve an arm; empty if the arm sets neither a pool nor a model.
 pub(crate) fn backends_of(arm: &ArmPlan, table: &RoutingTable) -> Vec<BackendId> {
     let of_pool = |pool: &usize| table.pools.get(*pool).map_or(&[][..], |pool| &pool.backends[..]);
     match (&arm.pool, &arm.model) {

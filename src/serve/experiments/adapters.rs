@@ -45,8 +45,8 @@ struct Adapters<'a> {
 }
 
 impl Adapters<'_> {
-    /// Into external engines that report that they do not serve them. `tried`: when each adapter
-    /// was last tried on each backend.
+    /// Loads adapters into external engines that report that they lack them. `tried`: when each
+    /// adapter was last tried on each backend.
     async fn load(&self, tried: &mut HashMap<(BackendId, Arc<str>), Instant>) {
         tried.retain(|_, at| at.elapsed() < LOAD_INTERVAL);
         let (table, mut loads) = (self.core.flow.routing_table(), JoinSet::new());
@@ -115,8 +115,8 @@ impl Adapters<'_> {
         self.core.learned.experiments.note_adapters(&seen);
     }
 
-    /// Adapters that the page shows, if any; not of an engine without requests, which keeps showing
-    /// its last ones.
+    /// The adapters on an engine's page; `None` for an engine without requests, whose page still
+    /// shows the last ones.
     fn adapters_of(&self, backend: String, page: MetricsSnapshot) -> Option<EngineAdapters> {
         let adapters = page.adapters.filter(|_| page.running + page.waiting > 0.0)?;
         let config = self.core.config.load();

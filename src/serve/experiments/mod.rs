@@ -30,7 +30,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
 const FILE: &str = "experiments.json";
 
-/// A file that cannot be read is renamed, and experiments begin anew.
+/// Restores saved measurements. A file that cannot be read is renamed, and experiments begin anew.
 pub(crate) fn restore(experiments: &Experiments, folder: &Path) {
     experiments.restore(read_or_set_aside(folder, FILE));
 }
@@ -88,7 +88,7 @@ impl ExperimentService {
         }
     }
 
-    /// Also of experiments that do not fit the configuration now.
+    /// Saves all measurements, also of experiments that do not fit the configuration now.
     fn save(&self, folder: &Path) -> std::io::Result<()> {
         let left_out: Vec<String> = self.added.lock().left_out().map(str::to_owned).collect();
         let saved = self.core.learned.experiments.save(|name| left_out.iter().any(|other| other == name));

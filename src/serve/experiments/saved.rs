@@ -1,7 +1,7 @@
 //! The saved experiments of the admin API, and their restoration at a start.
 //!
-//! One that no longer fits the configuration stays saved and is listed as [`NOT_ACTIVE`] with the
-//! reason.
+//! An experiment that no longer fits the configuration stays saved and is listed as [`NOT_ACTIVE`]
+//! with the reason.
 
 use std::path::Path;
 
@@ -51,8 +51,8 @@ impl Added {
     }
 }
 
-/// Adds the saved experiments to a configuration read from `path`. One that no longer fits is
-/// reported and left out, so that the gateway starts.
+/// Adds the saved experiments to a configuration read from `path`. An experiment that no longer
+/// fits is reported and left out, so that the gateway starts.
 pub(crate) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Added {
     let saved: Vec<AddedExperiment> = read_or_set_aside(&config.fleet.state, FILE);
     let mut added = Added::default();
@@ -73,7 +73,7 @@ pub(crate) fn restore(config: &mut Config, path: &Path, sets: &[String]) -> Adde
     added
 }
 
-/// The problems, at the keys of the experiments.
+/// The problems of the added experiments, each with the key.
 pub(crate) fn own_lines(problems: &Problems) -> Vec<String> {
     let of_experiment = problems.errors.iter().filter(|problem| problem.origin() == Origin::Api);
     let line = |problem: &sluice_config::Problem| match problem.path().split_once("].") {

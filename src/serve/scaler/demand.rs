@@ -138,7 +138,7 @@ impl Demand {
         config.pools.iter().filter_map(target).collect()
     }
 
-    /// Another gateway publishes from now on.
+    /// Forgets all pools, because another gateway publishes from now on.
     pub(crate) fn clear(&self) {
         self.0.lock().clear();
     }
@@ -189,7 +189,7 @@ fn is_of(engine: &EngineView, pool: &str) -> bool {
 }
 
 /// Backends whose engine starts, and pods that are not in use yet. An engine in the step `recover`
-/// may be running.
+/// does not count, because it may be running.
 fn starting(view: &PoolView, engines: &[&EngineView], pods: &[PodsView]) -> Vec<String> {
     let step = |name: &str| {
         let own = engines.iter().find(|engine| engine.backend.split_once('/').is_some_and(|(_, own)| own == name));

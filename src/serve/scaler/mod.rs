@@ -42,7 +42,6 @@ impl ScalerService {
         tokio::spawn(Arc::clone(self).keep_scaling(end.clone()))
     }
 
-    /// Another gateway publishes from now on.
     pub(crate) fn clear(&self) {
         self.demand.clear();
     }

@@ -34,7 +34,7 @@ use sluice_online::tuner::Tuner;
 const POLL: Duration = Duration::from_millis(500);
 const SERVES: &str = "serve";
 
-/// Only settings that cannot work speak against the change.
+/// Only a refusal of the settings counts against the change; any other error blocks it for now.
 fn refused(error: &RestartError) -> Restarted {
     match error {
         RestartError::Blocked(_)
@@ -189,7 +189,6 @@ impl TunerService {
         }
     }
 
-    /// The kind of the engine `POOL/BACKEND`.
     fn kind_of(&self, engine: &str) -> Option<EngineKind> {
         let (pool, backend) = engine.split_once('/')?;
         let config = self.core.config.load();
@@ -197,7 +196,7 @@ impl TunerService {
         pool.backends.iter().find(|own| own.name == backend).map(|own| own.engine)
     }
 
-    /// `None` unless the configuration describes all engines.
+    /// A lab with all engines; `None` unless the configuration describes each of them.
     fn lab(&self) -> Option<Lab> {
         let (config, views) = (self.core.config.load_full(), self.core.fleet.views());
         let mut engines: Vec<EngineSetup> = Vec::new();

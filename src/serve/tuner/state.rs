@@ -144,7 +144,7 @@ impl TunerState {
         if released {
             self.save_or_warn();
         }
-        // No thread is saving any more.
+        // Waits for a save that is under way.
         let _alone = self.saving.lock();
         self.released.store(released, Ordering::Relaxed);
     }

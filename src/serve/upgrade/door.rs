@@ -100,7 +100,7 @@ impl Door {
 
     /// Removes the path when the gateway stops.
     pub fn remove(self) {
-        // Otherwise the next start finds no listener there.
+        // If this fails, the next start finds that no process listens there.
         let _ = fs::remove_file(&self.path);
     }
 }

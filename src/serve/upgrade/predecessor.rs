@@ -1,5 +1,5 @@
-//! The new gateway's side of an upgrade: asks the running one for its sockets, and counts the
-//! capacity that it still uses.
+//! The new gateway's side of an upgrade: asks the running one for the sockets, and counts the
+//! capacity that the old gateway still uses.
 //!
 //! While the connection is silent, the last claims stay in force: the old process lives. When it
 //! ends, the kernel closes the connection, and the claims are void.
@@ -61,8 +61,8 @@ pub(crate) struct Predecessor {
     stopped: Arc<AtomicBool>,
 }
 
-/// Asks the running gateway for the sockets that this configuration has too; then it waits for this
-/// one to serve or to end. `stopped`: this gateway must end before it serves.
+/// Asks the running gateway for the sockets that this configuration has too. Then the running
+/// gateway waits until this one serves or ends. `stopped`: this gateway must end before it serves.
 ///
 /// # Errors
 /// No gateway runs, or it refuses; nothing has changed.

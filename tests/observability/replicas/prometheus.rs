@@ -67,7 +67,6 @@ impl Prometheus {
         answer["data"].clone()
     }
 
-    /// The trace ids of the exemplars stored for a histogram.
     pub(crate) fn exemplars(&self, histogram: &str) -> Vec<String> {
         let range = "start=0&end=4102444800";
         let data = self.get("POST /api/v1/query_exemplars", &format!("query={}&{range}", escaped(histogram)));

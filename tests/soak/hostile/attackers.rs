@@ -256,7 +256,6 @@ async fn drip(socket: &mut TcpStream, bytes: &[u8], pause: Duration, over: &Atom
     }
 }
 
-/// Sends without end until the gateway closes the connection.
 async fn flood(socket: &mut TcpStream, piece: &[u8], over: &AtomicBool) {
     while !over.load(Relaxed) && socket.write_all(piece).await.is_ok() {}
 }

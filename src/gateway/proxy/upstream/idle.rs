@@ -2,9 +2,9 @@
 //!
 //! pingora's pool decides which connections are kept. A task owns and watches each idle connection,
 //! and sends it to the request that takes it. Why not pingora's connector: there the pool and the
-//! task share the connection through a lock and a reference count, so a request that comes between
-//! the release of the two drops the connection and opens a new one. On two busy cores that happened
-//! to one request in four.
+//! task share the connection through a lock and a reference count, so a request that comes after
+//! the release of only one drops the connection and opens a new one. On two busy cores that
+//! happened to one request in four.
 //!
 //! Bounds: [`IDLE_MAX`] connections in all, each for [`limits::UPSTREAM_IDLE`].
 

@@ -62,7 +62,6 @@ impl<R: Resolve> UpstreamConnector<R> {
         self.connect_timeout_ms.store(ms(timeouts.connect), Ordering::Relaxed);
     }
 
-    /// A new connection for a tunnel.
     pub(super) async fn dial(&self, to: &Address) -> Result<EngineStream, ConnectError> {
         let limit = Duration::from_millis(self.connect_timeout_ms.load(Ordering::Relaxed));
         self.connector.connect(to, limit).await.map(|(_, stream)| stream)

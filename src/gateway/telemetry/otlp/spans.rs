@@ -34,7 +34,7 @@ use sluice_core::openai::response::FinishReason;
 
 /// W3C's flag for a trace that is sampled.
 const SAMPLED: u32 = 1;
-/// Numbers of spans that are no deliveries, which are numbered from 1.
+/// Bases of the numbers of waits and stages; deliveries are numbered from 1.
 const QUEUE: u64 = 1 << 32;
 const PREFILL: u64 = 2 << 32;
 const DECODE: u64 = 3 << 32;
