@@ -78,7 +78,7 @@ pub(super) struct Attempts<'a, U> {
     /// The request as it is sent; dropped when it can no longer be sent again.
     request: UpstreamRequest,
     made: u32,
-    /// Attempts behind a stale connection that reached no engine.
+    /// Attempts after a stale connection that reached no engine.
     undelivered: u32,
     /// Attempts that ended because the engine does not serve such a request.
     moves: u32,
@@ -222,7 +222,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Later attempts leave out the server of the lease, or only a rank that it does not have.
+    /// Later attempts leave out the leased backend's server; only this backend, if the server lacks
+    /// its rank.
     fn avoid(&mut self, lease: &Lease) {
         let avoid = &mut self.prepared.placed.request.avoid;
         match self.refused {

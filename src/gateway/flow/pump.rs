@@ -148,7 +148,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             ResponseMeter::body(context.incoming.route, context.incoming.arrived)
         };
         let meter = meter.within(context.prepared.feedback.bounds.at_engine(lease.max_model_len()));
-        // The head of a stream says nothing of the engine: vLLM's API server sends it before the
+        // The head of a stream says nothing about the engine: vLLM's API server sends it before the
         // engine has begun.
         if !meter.is_stream() {
             lease.record_progress(Instant::now());
@@ -182,8 +182,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         pump
     }
 
-    /// Passes the response on. `Failed` is possible only while nothing of the response has reached
-    /// the client; then `exchange` is left. `read`: bytes of the body that were read before.
+    /// Passes the response on. `Failed`: another engine may serve the request, or continue the
+    /// stream if the client has tokens. `read`: bytes of the body that were read before.
     pub(super) async fn run<X: Exchange, D: Downstream>(
         &mut self,
         exchange: &mut Option<X>,
@@ -279,7 +279,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     }
 
     /// Applies an event to the response. Returns the bytes that go to the client now. An error
-    /// means that another engine may serve the request.
+    /// means that another engine may serve the request or continue the stream.
     fn take<X: Exchange>(
         &mut self,
         event: EngineEvent,

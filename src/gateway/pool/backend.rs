@@ -122,8 +122,8 @@ impl BackendState {
         self.engine = known.engine.inherited();
     }
 
-    /// Sets one bound. Copies are cut when requests begin on an engine on trial: both together were
-    /// not tried.
+    /// Sets one bound. When requests begin on an engine on trial, copies are cut: the engine was
+    /// not tried with both.
     pub(super) fn set_bound(&mut self, bound: Bound) {
         let was_for_copies = self.bounds.is_for_copies_only();
         self.bounds.set(bound);

@@ -3,7 +3,7 @@
 //! - The active probe (`/health`): success puts a backend into rotation or probation,
 //!   `probe_failures` misses in a row take it down.
 //! - Requests: connect failures, 5xx except 503, and timeouts eject ([`Breaker`]). A 4xx is the
-//!   client's fault and does not count, except refused credentials of the gateway itself.
+//!   client's fault and does not count, except if the engine refuses the gateway's credentials.
 //! - Progress: an engine with requests in flight, no token for too long and counters that stand
 //!   still is hung, even if `/health` says 200.
 //!
@@ -60,7 +60,7 @@ pub enum BackendFault {
     Connect,
     /// A 5xx status, an in-stream error, a broken or unreadable response.
     Response,
-    /// No byte in time.
+    /// No token or byte in time.
     Timeout,
     /// Requests in flight and no progress at all.
     Hung,

@@ -61,7 +61,7 @@ impl Service {
         !self.draining && !self.removed
     }
 
-    /// Whether running requests are waited for, and no others come.
+    /// Whether the backend only finishes running requests.
     pub(super) fn is_leaving(&self) -> bool {
         !self.is_wanted() || self.cordon() == Cordon::Draining
     }

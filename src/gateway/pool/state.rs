@@ -81,7 +81,7 @@ pub(super) struct Waiter {
     /// allocation, and the seconds of prefill ahead.
     pub(super) outcome: Option<WaitResult<(BackendId, Allocation, f64)>>,
     pub(super) waker: Option<Waker>,
-    /// The count of grants that may overtake the waiter, at the entry.
+    /// The count, when the waiter entered, of grants that may overtake it.
     pub(super) grants_before: u64,
     /// No request that arrives later than this overtakes the waiter.
     pub(super) not_overtaken_after: Instant,
@@ -100,7 +100,7 @@ pub(super) struct AdmissionState {
     pub(super) waiters: Vec<Option<Waiter>>,
     pub(super) free: Vec<WaiterId>,
     serial: u64,
-    /// Number of looks for waiters so far; see `dispatch.rs`.
+    /// Number of dispatches so far; see `dispatch.rs`.
     pub(super) looks: u64,
     pub(super) pinned: usize,
     pub(super) grants: u64,
