@@ -16,15 +16,15 @@
 //! vLLM's API server answers `/health` without asking the engine core. A result is dropped if a
 //! reload has meanwhile given the id of the probed backend to another one.
 //!
-//! **Progress**: a backend with requests in flight that sent no token for `health.stall` is a
-//! suspect, whose `/metrics` each probe reads. If no work counter changes for a third of
-//! `health.stall`, or there is no response, it is *hung*: it is ejected, and the streams are
-//! closed. A long response that is not streamed changes counters, and a long prefill uses KV
+//! **Progress**: a backend with requests in flight that sent no byte that shows work for
+//! `health.stall` is a suspect, whose `/metrics` each probe reads. If no work counter changes for a
+//! third of `health.stall`, or there is no response, it is *hung*: it is ejected, and the streams
+//! are closed. A long response that is not streamed changes counters, and a long prefill uses KV
 //! blocks. An engine without counters (`--disable-log-stats`) never counts as hung; the time limits
 //! of requests still apply.
 //!
-//! In a pool with a `deadline`, a backend with requests that sent no byte for this time is hung
-//! without a look at counters.
+//! In a pool with a `deadline`, a backend with requests that showed no work for this time is hung,
+//! whatever its counters say.
 //!
 //! An engine that answers nothing while it works (serial) is not probed while it has requests.
 //!

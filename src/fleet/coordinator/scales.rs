@@ -1,4 +1,4 @@
-//! State that [`scale`](super::scale) keeps of each pool between two looks.
+//! State that [`scale`](super::scale) keeps of each pool between two calls.
 //!
 //! An engine that could not be drained is not tried again at once, and a reason to wait is logged
 //! once. Bounds: the configured pools.

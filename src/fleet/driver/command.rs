@@ -91,7 +91,7 @@ impl CommandDriver {
             engine,
             redactor: Redactor::of_commands(&commands),
             commands,
-            // Output that is already in the file is not of this gateway.
+            // Output that is already in the file is an earlier gateway's.
             start_offset: AtomicU64::new(length(&output)),
             output,
             status_interval: STATUS_INTERVAL,
@@ -189,7 +189,7 @@ impl CommandDriver {
     }
 
     /// If the output file is larger than [`OUTPUT_MAX`], cuts it to the last lines of half that
-    /// size. A daemon that has the file open goes on behind these lines. Its output during the
+    /// size. A daemon that has the file open continues after these lines. Its output during the
     /// cut may be lost.
     fn bound_output(&self) -> io::Result<()> {
         let before = length(&self.output);

@@ -263,7 +263,8 @@ impl AdmissionState {
         if !self.waits_for_share(&untried) {
             return AdmissionDecision::Queued(id, deadline);
         }
-        // No backend was picked that the owner's share bars, so none was offered.
+        // A backend on which the owner's prefill share is used up is not picked, so no offer has
+        // noted that the waiter is held.
         self.pools[home.index()].queue.hold();
         AdmissionDecision::Queued(id, self.patient(&untried, deadline))
     }

@@ -65,8 +65,8 @@ impl Devices {
         Self { program: program.into(), indices }
     }
 
-    /// The devices of an engine: as configured, else from `CUDA_VISIBLE_DEVICES` for the engine, or
-    /// else ours.
+    /// The devices of an engine: as configured, else from `CUDA_VISIBLE_DEVICES` for the engine,
+    /// else from the gateway's.
     pub(super) fn of(launch: &Launch) -> Self {
         let inherited = || std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let visible = launch

@@ -227,8 +227,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             (Step::Drain, Event::Done) if self.resting && self.sleeps && !self.leaving => self.step = Step::Sleep,
             (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
             (Step::Sleep, Event::Done) => self.step = if self.resting { Step::Asleep } else { Step::Wake },
-            // An engine that cannot sleep is stopped. After a long sleep, it frees the host's
-            // memory.
+            // An engine that cannot sleep is stopped, and so is one that slept too long, to free
+            // the host's memory.
             (Step::Sleep, Event::Failed(failure) | Event::EngineLost(failure)) => {
                 self.why = Some(failure.why);
                 self.stop_then(self.after_stop());

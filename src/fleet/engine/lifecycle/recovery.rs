@@ -1,6 +1,6 @@
 //! How a life cycle continues from the record and the process that an earlier gateway left.
 //!
-//! A change that had not reached the stop touched nothing and is given up; after that it is
+//! A change that had not reached the stop touched nothing and is given up; a later one is
 //! completed. An engine that rested because autoscaling wanted fewer stays stopped.
 
 use super::{AfterStop, Lifecycle, Outcome, Step};
