@@ -54,7 +54,6 @@ use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGat
 /// Time between readings of the models of a backend that is up; minimum time between readings of
 /// the routes, and between questions for the kind of a server that has no health page.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
-/// Largest page of slots that is accepted, bytes.
 const SLOTS_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -76,9 +75,7 @@ struct ProbeState {
 /// Values that change while an engine works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct WorkCounters {
-    /// The sum of the engine's work counters.
     progress: f64,
-    /// The share of KV blocks in use.
     kv_usage: f64,
 }
 
@@ -129,7 +126,6 @@ struct ProbeResult {
     routes: Option<Option<RouteSet>>,
     /// The kind of the engine; `Some(None)`: no answer is certain.
     kind: Option<Option<EngineKind>>,
-    /// The size of the prefix cache.
     cache_tokens: Option<u64>,
     /// Different LoRA adapters that one step can use.
     adapter_slots: Option<u64>,

@@ -88,7 +88,6 @@ pub struct KvLimit {
     last: Option<KvSample>,
     /// Outstanding tokens of running requests for each token in the cache.
     demand: Option<f64>,
-    /// The share of the cache to fill.
     share: f64,
     /// Since when the engine hardly preempts, and since when the limit holds nothing back.
     calm: Duration,

@@ -252,7 +252,6 @@ impl Registry {
         self.handle(name).map(|handle| handle.context)
     }
 
-    /// Puts a configuration in force.
     pub(super) fn set_wanted(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
         let mut table = self.table();
         let generation = table.wanted.generation + 1;

@@ -20,7 +20,6 @@ use crate::engine::preflight::{check_replacement, check_settings};
 use crate::engine::spec::EngineSpec;
 use sluice_gateway::pool::{Cordon, Irreplaceable};
 
-/// Pause between two checks of a condition.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Why the configuration was not applied.

@@ -49,7 +49,6 @@ impl Hold {
     }
 }
 
-/// One of the engines that share a device.
 #[derive(Clone, Debug)]
 pub(super) struct Sharer<K> {
     pub(super) name: K,

@@ -179,7 +179,6 @@ impl CommandDriver {
         self.run("status", &self.commands.status, &EngineSettings::default()).await.ok().map(|ended| ended.success())
     }
 
-    /// Opens the output file.
     fn open_output(&self) -> io::Result<File> {
         if let Some(folder) = self.output.parent() {
             state_folder::open(folder)?;
@@ -283,7 +282,6 @@ fn length(file: &Path) -> u64 {
     file.metadata().map_or(0, |file| file.len())
 }
 
-/// The program of the command in `control.<purpose>`.
 fn program(purpose: &str, argv: &[String]) -> Result<PathBuf, EngineFailure> {
     let word = argv.first().map(String::as_str).unwrap_or_default();
     let missing = || EngineFailure::program_missing(&format!("control.{purpose}"), word, "no such program");

@@ -177,7 +177,6 @@ async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
     None
 }
 
-/// Ends a step and decides the next one.
 fn advance(context: &EngineContext, step: Step, event: Event) {
     let spec = context.spec();
     if let Event::Failed(failure) | Event::EngineLost(failure) = &event {

@@ -55,7 +55,6 @@ pub fn place_in(table: &RoutingTable, model: &ModelRoute, name: &str) -> Option<
 #[derive(Debug)]
 pub(super) struct PlacedRequest {
     pub(super) table: Arc<RoutingTable>,
-    /// Position of the home pool in the table.
     pub(super) home: usize,
     /// The request, as it enters admission for each lease.
     pub(super) request: AdmissionRequest,

@@ -361,7 +361,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         if replaced { Credentials::Gateway } else { Credentials::Client }
     }
 
-    /// Sends the request and waits for the head of the response.
     async fn send<D: Downstream, R: Recorder>(
         &self,
         connection: Connection,

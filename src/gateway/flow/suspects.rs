@@ -48,7 +48,6 @@ const CORROBORATED_IN: Duration = Duration::from_millis(50);
 const SUSPECTS_MAX: usize = 1_024;
 /// The most suspects on engines that are remembered as such.
 const TRIALS_MAX: usize = 256;
-/// The most breaks that are remembered, of all engines.
 const BREAKS: usize = 32;
 /// Length of a part of a body that is hashed.
 const PART: usize = 256;

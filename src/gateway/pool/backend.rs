@@ -35,7 +35,6 @@ const TPOT_WEIGHT: f64 = 0.1;
 /// The backend's place among the backends of the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// The position in the order of the configuration.
     pub(super) position: usize,
     /// Share of new work relative to the other backends.
     pub(super) weight: f64,
@@ -236,7 +235,6 @@ impl BackendState {
         }
     }
 
-    /// Whether a long prompt would get a permit.
     pub(super) fn has_permit(&self) -> bool {
         self.bounds.in_force().long_prefix.is_none_or(|long| self.occupied().long_prefills < long.slots)
     }

@@ -47,7 +47,6 @@ impl Progress {
         }
     }
 
-    /// Notes whether the backend leaves service.
     pub(super) fn set_leaving(&self, is_leaving: bool) {
         self.is_leaving.store(is_leaving, Ordering::Relaxed);
     }
@@ -81,7 +80,6 @@ pub(super) struct Liveness {
     pub(super) progress: Arc<Progress>,
     /// Cancels the exchanges on the backend.
     pub(super) abort: CancellationToken,
-    /// How often the backend was found hung.
     pub(super) hangs: u64,
     /// When the liveness check first saw requests in flight, since it last saw none.
     busy_since: Option<Instant>,

@@ -38,7 +38,6 @@ struct Latest {
 pub(super) struct Votes {
     /// Origins whose latest request failed.
     pub(super) failing: usize,
-    /// All origins.
     pub(super) all: usize,
 }
 

@@ -37,7 +37,6 @@ pub(super) struct Service {
     pub(super) own_cordon: Cordon,
     /// Another gateway runs the engine, and drains or starts it.
     pub(super) closed: bool,
-    /// How long a start of the engine takes.
     pub(super) start_takes: Option<Duration>,
     /// When the starting engine is expected to be ready.
     pub(super) ready_at: Option<Instant>,

@@ -30,7 +30,6 @@ use sluice_core::openai::{ShedReason, TooLarge};
 /// Wakers to run once the lock is released.
 pub(super) type Wakers = SmallVec<[Waker; 4]>;
 
-/// The members and the queue of one pool.
 #[derive(Debug)]
 pub(super) struct PoolState {
     pub(super) name: Arc<str>,

@@ -128,7 +128,6 @@ pub struct Controller {
     pub(crate) acting: Acting,
     /// The proposed change, and the score behind it.
     pub(crate) proposals: Proposals<(Move, Score)>,
-    /// Proposals so far.
     pub(super) proposed: u64,
     /// Score and conclusion of the last judged window.
     pub(crate) belief: (Score, String),

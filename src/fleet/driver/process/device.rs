@@ -35,7 +35,6 @@ const ANY_DEVICE: u16 = u16::MAX;
 /// Running engines of this process per device.
 static ENGINES_ON_DEVICE: Mutex<Option<HashMap<u16, u32>>> = Mutex::new(None);
 
-/// The devices of one engine.
 #[derive(Debug)]
 pub(super) struct Devices {
     program: OsString,

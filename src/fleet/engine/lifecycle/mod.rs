@@ -55,7 +55,6 @@ impl StepFailure {
     }
 }
 
-/// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The effect is complete. In `Serve`: the settling time has passed.
@@ -116,7 +115,6 @@ pub(crate) struct Lifecycle<S> {
     then: AfterStop,
     /// Times of unplanned restarts, oldest first; at most one more than the budget.
     restarts: Vec<u64>,
-    /// Unplanned restarts in a row.
     attempts: u32,
     /// The settings came from a new configuration at a start, not from the last change.
     #[serde(default)]

@@ -25,7 +25,6 @@ pub(crate) enum Survivor {
     ToStop,
 }
 
-/// The result of [`Lifecycle::recover`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// There was no record.

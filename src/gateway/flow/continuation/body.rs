@@ -98,7 +98,6 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
     Ok(Next::Send(EditedBody::new(&body, &view.edits, Edits::default())))
 }
 
-/// Whether the request has stop strings.
 pub(in crate::flow) fn has_stop(route: Route, body: &Bytes) -> bool {
     match route {
         Route::Messages => messages::as_chat(body).is_ok_and(|chat| has_stop(Route::ChatCompletions, &chat)),

@@ -89,13 +89,11 @@ fn is_empty(value: &Value) -> bool {
 /// The parts of a message's first events on which the last events depend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Begun {
-    /// The usage of `message_start`.
     usage: Map<String, Value>,
     /// Whether the block of the text has begun.
     has_block: bool,
 }
 
-/// The members of `message_start`.
 #[derive(Deserialize)]
 struct Start {
     message: StartOfMessage,
@@ -158,7 +156,6 @@ pub(super) struct Events {
     ended: (&'static str, Value),
 }
 
-/// The members of an event of a chat.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]

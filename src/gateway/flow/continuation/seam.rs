@@ -91,12 +91,10 @@ impl Seam {
         self.prompt = Some(tokens);
     }
 
-    /// Sets the tokens of the text that the request has.
     pub(in crate::flow) fn set_spent(&mut self, answer: &Answer) {
         (self.spent, self.in_prompt) = (answer.tokens, answer.tokens + u64::from(answer.has_part));
     }
 
-    /// Whether the engine has generated a token.
     pub(in crate::flow) fn has_token(&self) -> bool {
         self.has_token
     }

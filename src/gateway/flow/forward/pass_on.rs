@@ -16,7 +16,6 @@ use crate::flow::record::{RecordGuard, Recorder};
 use crate::pool::Lease;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Passes a response on to the client.
     pub(super) async fn pass_on<D: Downstream, R: Recorder>(
         &mut self,
         response: ResponseStart<U::Exchange>,

@@ -110,7 +110,6 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         self.record.class = Some(Arc::clone(classes.name(self.class)));
     }
 
-    /// The position of the class.
     pub(in crate::flow) fn class_index(&self) -> ClassIndex {
         self.class
     }
