@@ -28,7 +28,7 @@ use crate::findings::facts::PageFacts;
 /// Fewer are no harm.
 const PREEMPTED: f64 = 3.0;
 const PREEMPTED_SHARE: f64 = 0.1;
-/// The share of the cache to fill, at first, and its bounds.
+/// The share of the cache to fill at first, and the bounds of the share.
 const SHARE: f64 = 0.88;
 const SHARE_LEAST: f64 = 0.6;
 const SHARE_MOST: f64 = 0.96;

@@ -44,7 +44,7 @@ enum Standing {
     Serves,
     /// Will serve without help; `stoppable`: may be stopped before that.
     Comes { stoppable: bool },
-    /// Waits for its next attempt after a failure.
+    /// Waits for the next attempt after a failure.
     BacksOff,
     /// Is being drained or stopped for a rest.
     Leaves,

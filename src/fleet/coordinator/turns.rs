@@ -35,7 +35,7 @@ pub(super) enum Hold {
     Draining,
     /// It falls asleep or is stopped.
     Leaving,
-    /// It waits for its next start after a failure.
+    /// It waits for the next start after a failure.
     Failing,
     /// It holds nothing, and waits for an operator.
     Away,

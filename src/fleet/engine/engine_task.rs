@@ -52,7 +52,7 @@ impl EngineHandle {
         self.send(|lifecycle| lifecycle.change(request)).await
     }
 
-    /// Retries now, if the engine is in `Hold` or waits for its next attempt.
+    /// Retries now, if the engine is in `Hold` or waits for the next attempt.
     ///
     /// # Errors
     /// The engine is being shut down.

@@ -12,8 +12,8 @@
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
 //! The first delivery still counts as an attempt, because the engine may have read the request and
 //! died of it. The second does not count if no connection was established: no engine has seen it.
-//! Only a move to another engine (`moves.rs`) and a fall back from an arm (`fall_back.rs`) may
-//! exceed `retry.attempts`.
+//! Only a move to another engine (`moves.rs`), a continuation (`go_on.rs`) and a fall back from an
+//! arm (`fall_back.rs`) may exceed `retry.attempts`.
 
 mod address;
 mod copy;

@@ -8,7 +8,8 @@
 //! Until the first token of a stream, head and events without output (a role, `response.created`)
 //! are held, so another backend can still take over unnoticed. vLLM sends 200 before the request is
 //! even queued. Comments are passed on at once. A response that breaks after bytes have reached the
-//! client ends with an SSE `error` event and a closed connection.
+//! client ends with an SSE `error` event and a closed connection, unless another engine continues
+//! it.
 //!
 //! Bounds: one chunk; the buffer (`parts.rs`); [`PREAMBLE_MAX`] plus [`PREAMBLE_PER_REQUEST`] times
 //! the length of the request, which engines repeat before the first token; silence by

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 
 use super::served::ModelKey;
 
-/// Adapters to remember: beyond it, adapters without requests are dropped, oldest first.
+/// Adapters that are remembered. When there are more, adapters without requests are dropped, oldest
+/// first.
 const RECENT: usize = 16;
 
 /// Whether a request with an adapter can start on an engine.

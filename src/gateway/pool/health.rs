@@ -17,8 +17,8 @@
 //! Failed responses, timeouts and refused credentials count by distinct origins
 //! (`recent_origins.rs`): while an engine serves other clients, one client's failures eject
 //! nothing. For failed responses and timeouts at most `health.max_ejected` of a pool are out at
-//! once. Refused connections and hangs are facts and always eject. Time is a parameter; draining is
-//! separate.
+//! once. Nothing keeps a backend in rotation after too many refused connections or a hang. Time is
+//! a parameter; draining is separate.
 
 use std::time::Duration;
 
@@ -321,9 +321,9 @@ impl BackendHealth {
     /// A request failed through the backend's fault. `spared`: why faults that requests can cause
     /// must not eject the backend.
     ///
-    /// Refused connections and hangs eject in any case. The only backend is spared, since ejecting
-    /// it would turn some failures into an outage. In probation every failure ejects, except the
-    /// first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
+    /// `spared` does not count for refused connections and hangs. The only backend is spared, since
+    /// ejecting it would turn some failures into an outage. In probation every failure ejects,
+    /// except the first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
     /// credentials ejects: the next request sends the same ones.
     pub fn failure(
         &mut self,

@@ -192,7 +192,7 @@ impl AdmissionState {
         }
     }
 
-    /// Room for a request that does not wait.
+    /// Grants a request that does not wait, if there is room.
     pub(super) fn try_enter(&mut self, mut request: AdmissionRequest, wakers: &mut Wakers) -> Option<Box<Grant>> {
         if self.is_removed(request.home) {
             return None;

@@ -38,7 +38,7 @@ const HELD_UP: Duration = Duration::from_secs(30);
 const RAMP: Duration = Duration::from_secs(5);
 /// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);
-/// How long an engine is watched after its restart in promotion.
+/// How long an engine is watched after the restart in promotion.
 const WATCHED: Duration = Duration::from_secs(60);
 /// How long a restart may be blocked.
 pub(super) const BLOCKED: Duration = Duration::from_secs(900);

@@ -9,7 +9,7 @@
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! A limit is lowered from its highest use, not from its value.
+//! A limit is lowered from the highest use, not from the present value.
 
 use std::collections::BTreeMap;
 
@@ -38,8 +38,8 @@ const IDLE: f64 = 0.25;
 const DEMAND_MARGIN: f64 = 1.5;
 /// Slots stay above this multiple of the demand.
 const NEED_MARGIN: f64 = 1.15;
-/// Slots also stay above the demand of all backends plus this many of its square roots, which
-/// random arrivals exceed 2 % of the time.
+/// Slots also stay above the demand of all backends plus this multiple of the demand's square root,
+/// which random arrivals exceed 2 % of the time.
 const NEED_DEVIATIONS: f64 = 2.0;
 /// Slots also stay above this multiple of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;

@@ -2,7 +2,7 @@
 //!
 //! The memory of an ended process may stay in use for a moment. An engine that starts then fails
 //! with "Free memory on device ... is less than desired", or measures too little free memory. So
-//! after a stop, memory must return to its value before the start, within [`SLACK_MIB`], in two
+//! after a stop, memory must return to the value before the start, within [`SLACK_MIB`], in two
 //! readings in a row.
 //!
 //! There is no wait without `nvidia-smi`, or when engines of this gateway share a device. If an

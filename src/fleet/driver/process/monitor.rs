@@ -161,7 +161,7 @@ impl Monitor {
         self.shared.scan()
     }
 
-    /// Reaps the leader and returns its exit. Then the process id must not be signalled any more.
+    /// Reaps the leader and returns the exit. Then the process id must not be signalled any more.
     pub(super) fn reap_leader(&self) -> Option<Exit> {
         let exit = self.exit();
         if self.shared.child {
