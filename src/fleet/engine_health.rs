@@ -10,7 +10,6 @@ use super::http::fetch;
 use sluice_config::Address;
 use sluice_core::engines::{EngineKind, Health};
 
-/// Largest body of a health page that is accepted, bytes.
 const HEALTH_BYTES: usize = 1 << 20;
 
 /// Why an engine does not serve requests.

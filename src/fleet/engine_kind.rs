@@ -117,8 +117,8 @@ pub struct FoundKinds {
 }
 
 impl FoundKinds {
-    /// Records a probe of a backend; `is_up`: it serves requests, so that a kind that is not
-    /// certain replaces an earlier one. Returns whether the kind changed.
+    /// Records a probe of a backend; `is_up`: it serves requests; only then does an uncertain
+    /// answer (`None`) remove an earlier kind. Returns whether the kind changed.
     pub(super) fn note(&self, backend: BackendId, kind: Option<EngineKind>, is_up: bool) -> bool {
         let mut by_backend = self.by_backend.lock();
         let before = by_backend.get(&backend).map(|found| found.kind);

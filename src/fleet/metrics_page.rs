@@ -10,7 +10,6 @@ use sluice_config::Address;
 use sluice_core::vllm::metrics::MetricsSnapshot;
 use sluice_core::vllm::rank_page::of_rank;
 
-/// Largest body of `/metrics` that is accepted, bytes.
 const METRICS_BYTES: usize = 8 << 20;
 
 /// The metrics of an engine, by the names of vLLM, read within `limit`; `None` if it shows none.

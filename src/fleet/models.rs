@@ -25,7 +25,6 @@ use sluice_gateway::pool::{RouteSet, Served};
 
 /// Largest body that is accepted, bytes; a card of vLLM has about 500.
 const BODY_BYTES: usize = 8 << 20;
-/// Models kept per engine.
 const CARDS_MAX: usize = 8_192;
 /// Names per backend in a message.
 const NAMES_SHOWN: usize = 4;
@@ -166,11 +165,9 @@ fn routes_of(body: &[u8]) -> Option<RouteSet> {
     (names_any && !takes_any).then_some(routes)
 }
 
-/// The models of one backend.
 #[derive(Debug, Default)]
 struct Reported {
     cards: Vec<ModelCard>,
-    /// Why the models are not known.
     unreadable: Option<String>,
 }
 
@@ -249,7 +246,6 @@ impl ReportedModels {
         differences(known)
     }
 
-    /// Records a reading of a backend.
     pub(super) fn read(&self, backend: BackendId, list: Result<ModelList, Unreadable>) -> Reading {
         let mut by_backend = self.0.lock();
         let is_new = !by_backend.contains_key(&backend);

@@ -77,7 +77,6 @@ pub fn assign(
     Ok(assigned)
 }
 
-/// Ports by engine.
 type Ports = BTreeMap<String, u16>;
 
 /// The ports in the file, and the ports that [`assign`] would store.

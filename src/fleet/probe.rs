@@ -16,15 +16,15 @@
 //! vLLM's API server answers `/health` without asking the engine core. A result is dropped if a
 //! reload has meanwhile given the id of the probed backend to another one.
 //!
-//! **Progress**: a backend with requests in flight that sent no token for `health.stall` is a
-//! suspect, whose `/metrics` each probe reads. If no work counter changes for a third of
-//! `health.stall`, or there is no response, it is *hung*: it is ejected, and the streams are
-//! closed. A long response that is not streamed changes counters, and a long prefill uses KV
+//! **Progress**: a backend with requests in flight that sent no byte that shows work for
+//! `health.stall` is a suspect, whose `/metrics` each probe reads. If no work counter changes for a
+//! third of `health.stall`, or there is no response, it is *hung*: it is ejected, and the streams
+//! are closed. A long response that is not streamed changes counters, and a long prefill uses KV
 //! blocks. An engine without counters (`--disable-log-stats`) never counts as hung; the time limits
 //! of requests still apply.
 //!
-//! In a pool with a `deadline`, a backend with requests that sent no byte for this time is hung
-//! without a look at counters.
+//! In a pool with a `deadline`, a backend with requests that showed no work for this time is hung,
+//! whatever its counters say.
 //!
 //! An engine that answers nothing while it works (serial) is not probed while it has requests.
 //!
@@ -54,7 +54,6 @@ use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGat
 /// Time between readings of the models of a backend that is up; minimum time between readings of
 /// the routes, and between questions for the kind of a server that has no health page.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
-/// Largest page of slots that is accepted, bytes.
 const SLOTS_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -76,9 +75,7 @@ struct ProbeState {
 /// Values that change while an engine works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct WorkCounters {
-    /// The sum of the engine's work counters.
     progress: f64,
-    /// The share of KV blocks in use.
     kv_usage: f64,
 }
 
@@ -129,7 +126,6 @@ struct ProbeResult {
     routes: Option<Option<RouteSet>>,
     /// The kind of the engine; `Some(None)`: no answer is certain.
     kind: Option<Option<EngineKind>>,
-    /// The size of the prefix cache.
     cache_tokens: Option<u64>,
     /// Different LoRA adapters that one step can use.
     adapter_slots: Option<u64>,

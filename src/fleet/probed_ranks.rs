@@ -16,7 +16,7 @@ pub(super) struct ProbedRanks {
 }
 
 impl ProbedRanks {
-    /// Why the backend cannot be used: its engine does not have the rank.
+    /// Why the backend cannot be used: the engine does not have the rank.
     pub(super) fn missing(&self) -> Option<&String> {
         self.missing.as_ref()
     }

@@ -24,7 +24,6 @@ use sluice_config::Address;
 use sluice_core::vllm::failure::{Diagnosis, Exit, FailureClass};
 use sluice_core::vllm::logs::StartPhase;
 
-/// Largest body that is accepted, bytes.
 const BODY_MAX: usize = 1 << 20;
 
 /// Time limits of a start.

@@ -14,7 +14,6 @@ use tokio::time::{Instant, sleep};
 use super::metrics_page::scrape;
 use sluice_gateway::pool::{Admission, EngineCounters};
 
-/// Time between two readings of an engine.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads engines for as long as the future is polled. `limit`: how long a page may take.

@@ -24,7 +24,6 @@ const FOLDER_MODE: u32 = 0o700;
 pub const SOCKET: &str = "upgrade.sock";
 /// The file with the random key of digests.
 const KEY: &str = "key";
-/// Bytes of the key.
 pub(crate) const KEY_BYTES: usize = 32;
 
 /// Checks that no other user controls the folder or a file of the gateway in it. A missing folder

@@ -1,4 +1,4 @@
-//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which thus simulates the
+//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which so simulates with the
 //! driver of production. The deployment calls:
 //!
 //! | function | when |

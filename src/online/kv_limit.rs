@@ -4,9 +4,9 @@
 //! computed again while the others wait. From then on the limit is
 //! `share x cache x (outstanding tokens of running requests / tokens in the cache)`, so that the
 //! cache is filled to the share. The quotient is above 1, because a request that runs has not yet
-//! generated all of its tokens; wrong estimates of output lengths and shared prefixes are in it as
-//! well. It is averaged over about a minute without preemptions: an engine that preempts keeps its
-//! oldest requests, which have little left to generate.
+//! generated all of its tokens; it also includes wrong estimates of output lengths and shared
+//! prefixes. It is averaged over about a minute without preemptions: an engine that preempts keeps
+//! its oldest requests, which have little left to generate.
 //!
 //! The share begins at [`SHARE`], falls by [`STEP_DOWN`] with each look at which the engine
 //! preempts within the limit, and rises by [`STEP_UP`] while requests wait for the limit and the
@@ -28,7 +28,7 @@ use crate::findings::facts::PageFacts;
 /// Fewer are no harm.
 const PREEMPTED: f64 = 3.0;
 const PREEMPTED_SHARE: f64 = 0.1;
-/// The share of the cache to fill, at first, and its bounds.
+/// The share of the cache to fill at first, and the bounds of the share.
 const SHARE: f64 = 0.88;
 const SHARE_LEAST: f64 = 0.6;
 const SHARE_MOST: f64 = 0.96;
@@ -41,7 +41,7 @@ const FLOOR: f64 = 0.5;
 const WEIGHT: f64 = 0.2;
 /// The quotient before it was measured: answers have a few more tokens than the prompts.
 const UNMEASURED: f64 = 1.4;
-/// A cache with less in it says little about the quotient.
+/// A cache of which a smaller share is in use says little about the quotient.
 const USED_LEAST: f64 = 0.5;
 /// Time without many preemptions before the share rises.
 const CALM: Duration = Duration::from_secs(25);
@@ -88,7 +88,6 @@ pub struct KvLimit {
     last: Option<KvSample>,
     /// Outstanding tokens of running requests for each token in the cache.
     demand: Option<f64>,
-    /// The share of the cache to fill.
     share: f64,
     /// Since when the engine hardly preempts, and since when the limit holds nothing back.
     calm: Duration,

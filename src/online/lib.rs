@@ -8,6 +8,7 @@
 //! | [`engines`] | slow layer: changes flags by restarts, where limits no longer help |
 //! | [`tuner`] | both layers for a whole configuration |
 //! | [`scaler`] | computes how many engines a pool needs |
+//! | [`findings`] | names the causes of slow requests, with evidence |
 //!
 //! Pure: no clock, socket or file. [`drive`] runs it on live traffic for `sluice serve`, on virtual
 //! time for `sluice lab`.

@@ -103,7 +103,6 @@ pub(super) struct EngineTable {
 }
 
 impl EngineTable {
-    /// Why an engine cannot be started now.
     pub(super) fn blocker(&self, spec: &EngineSpec) -> Option<RestartBlocked> {
         if let Some(other) = self.stopping.iter().find(|other| other.excludes(spec)) {
             return Some(other.as_blocker());
@@ -145,7 +144,6 @@ impl EngineTable {
         managed.chain(stopping).filter_map(EngineContext::describe_running).collect()
     }
 
-    /// See [`Fleet::adapter_limits`](super::Fleet::adapter_limits).
     pub(super) fn adapter_limits(&self, name: &str) -> Option<(Option<u64>, Option<u32>)> {
         let context = &self.managed.get(name)?.handle.context;
         let state = context.state.lock();

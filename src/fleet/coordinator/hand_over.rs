@@ -1,4 +1,4 @@
-//! Gives the engines of a gateway that is upgraded to the new gateway.
+//! Gives the engines to the new gateway in an upgrade.
 //!
 //! As after a crash, the next gateway needs only the journal. So the engine tasks end where they
 //! are, and the journal is unlocked when the last of them has ended. A planned change, or an engine

@@ -2,8 +2,9 @@
 //! all.
 //!
 //! A killed gateway leaves engines running; the journal lists their processes. No engine starts on
-//! the device of a leftover before it has stopped. During an upgrade, leftovers run until the old
-//! gateway has no requests. A failed stop is repeated until it succeeds or the gateway stops.
+//! the device of a leftover before the leftover has stopped. During an upgrade, leftovers run until
+//! the old gateway has no requests. A failed stop is repeated until it succeeds or the gateway
+//! stops.
 
 use std::path::Path;
 use std::sync::Arc;

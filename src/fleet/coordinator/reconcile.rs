@@ -58,7 +58,6 @@ pub(super) async fn reconcile(registry: Arc<Registry>) {
     }
 }
 
-/// The rollouts of one configuration.
 #[derive(Debug, Default)]
 struct Rollouts {
     generation: u64,
@@ -71,7 +70,6 @@ struct Rollouts {
     not_before: Option<Instant>,
 }
 
-/// The rollout of one engine, for one configuration.
 #[derive(Debug)]
 struct Turn {
     generation: u64,
@@ -148,7 +146,6 @@ impl Rollouts {
         }
     }
 
-    /// Whether the engine must be changed now.
     fn is_due(&self, registry: &Registry, spec: &EngineSpec) -> bool {
         let Some(context) = registry.context(&spec.name) else { return false };
         let differs = context.identity != spec.identity || !context.heads_for(&spec.configured);

@@ -62,7 +62,7 @@ pub(super) struct Registry {
     pub(super) others: Arc<OtherGateways>,
     /// Whether no engine may be started any more.
     closing: AtomicBool,
-    /// State of autoscaling between two looks.
+    /// State of autoscaling between two calls.
     scales: Mutex<Scales>,
     /// Turns of engines that share a device.
     turns: Mutex<Turns>,
@@ -74,7 +74,7 @@ pub(super) struct Registry {
     replaced: Mutex<Option<Arc<str>>>,
 }
 
-/// While this lives, an engine is being replaced.
+/// While this exists, an engine is being replaced.
 pub(super) struct Replacing<'a>(&'a Registry);
 
 impl Drop for Replacing<'_> {
@@ -252,7 +252,6 @@ impl Registry {
         self.handle(name).map(|handle| handle.context)
     }
 
-    /// Puts a configuration in force.
     pub(super) fn set_wanted(&self, engines: Vec<EngineSpec>, external: Vec<ExternalBackend>) {
         let mut table = self.table();
         let generation = table.wanted.generation + 1;

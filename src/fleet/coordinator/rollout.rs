@@ -20,7 +20,6 @@ use crate::engine::preflight::{check_replacement, check_settings};
 use crate::engine::spec::EngineSpec;
 use sluice_gateway::pool::{Cordon, Irreplaceable};
 
-/// Pause between two checks of a condition.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Why the configuration was not applied.
@@ -193,8 +192,8 @@ impl Rollout<'_> {
         withdrawn.map(|()| replacing)
     }
 
-    /// Checks that other backends can serve the requests. They need not if another engine waits for
-    /// the device of this one: then requests wait in the queue.
+    /// Checks that other backends can serve the requests. If another engine waits for this engine's
+    /// device, nothing is checked, and requests wait in the queue.
     async fn check_replacement(&self, context: &EngineContext) -> Result<(), RestartBlocked> {
         if self.registry.table().is_awaited(context) {
             return Ok(());

@@ -11,10 +11,10 @@
 //! Of a StatefulSet, the pods with the highest numbers go first, in any state, as the set removes
 //! them. They are drained here; then the caller lowers the replicas.
 //!
-//! An engine that an operator drained, or that waits for an operator (`Hold`), is not available; an
-//! engine in backoff is replaced. While a rollout waits for room, one more listed engine is wanted;
-//! a StatefulSet gets no further pod. An engine whose drain exceeds `fleet.drain` serves on, and
-//! another is tried after that time.
+//! An engine that an operator drained, that waits for an operator (`Hold`), or that is in backoff
+//! is not available. One in backoff is stopped when enough others are. While a rollout waits for
+//! room, one more listed engine is wanted; a StatefulSet gets no further pod. An engine whose drain
+//! exceeds `fleet.drain` serves on, and another is tried after that time.
 //!
 //! [`preflight`]: crate::engine::preflight
 
@@ -44,7 +44,7 @@ enum Standing {
     Serves,
     /// Will serve without help; `stoppable`: may be stopped before that.
     Comes { stoppable: bool },
-    /// Waits for its next attempt after a failure.
+    /// Waits for the next attempt after a failure.
     BacksOff,
     /// Is being drained or stopped for a rest.
     Leaves,

@@ -1,4 +1,4 @@
-//! State that [`scale`](super::scale) keeps of each pool between two looks.
+//! State that [`scale`](super::scale) keeps of each pool between two calls.
 //!
 //! An engine that could not be drained is not tried again at once, and a reason to wait is logged
 //! once. Bounds: the configured pools.
@@ -12,7 +12,6 @@ use crate::engine::lifecycle::RestartBlocked;
 #[derive(Debug, Default)]
 pub(super) struct Scales(BTreeMap<String, PoolScale>);
 
-/// State of one pool.
 #[derive(Debug, Default)]
 pub(super) struct PoolScale {
     /// No engine is stopped before this time.
@@ -24,12 +23,10 @@ pub(super) struct PoolScale {
 }
 
 impl Scales {
-    /// The state of this pool.
     pub(super) fn pool(&mut self, name: &str) -> &mut PoolScale {
         self.0.entry(name.to_owned()).or_default()
     }
 
-    /// Removes pools that are not configured.
     pub(super) fn retain(&mut self, is_configured: impl Fn(&str) -> bool) {
         self.0.retain(|name, _| is_configured(name));
     }

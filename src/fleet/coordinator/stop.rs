@@ -17,7 +17,6 @@ use crate::engine::context::EngineContext;
 use crate::engine::lifecycle::Step;
 use sluice_gateway::pool::Cordon;
 
-/// Pause between two attempts to stop an engine.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
 
 /// Begins to stop an engine, after which the engine task ends. With a `generation`, only while that

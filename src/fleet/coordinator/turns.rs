@@ -9,11 +9,11 @@
 //! | one waits for a restart after a failure, requests wait for another | it rests at once |
 //! | several hold the device, after a reload | all but one rest |
 //!
-//! No request starves: the engine that had the last turn comes again only if requests wait for no
-//! other one, whatever its own queue is. Among the others the oldest request decides. A drain has
-//! no time limit, and the engine takes no request meanwhile: so a request waits at most for the
-//! longest request that runs, and not for later ones. Time is a parameter. Bound: one engine and
-//! one moment for each shared device.
+//! No request starves: the engine that had the last turn gets the next one only if no requests wait
+//! for another engine, however long its own queue is. Among the others the oldest request decides.
+//! A drain has no time limit, and the engine takes no request meanwhile: so a request waits at most
+//! for the longest request that runs, and not for later ones. Time is a parameter. Bound: one
+//! engine and one moment for each shared device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) enum Hold {
     Draining,
     /// It falls asleep or is stopped.
     Leaving,
-    /// It waits for its next start after a failure.
+    /// It waits for the next start after a failure.
     Failing,
     /// It holds nothing, and waits for an operator.
     Away,
@@ -49,7 +49,6 @@ impl Hold {
     }
 }
 
-/// One of the engines that share a device.
 #[derive(Clone, Debug)]
 pub(super) struct Sharer<K> {
     pub(super) name: K,
@@ -113,7 +112,8 @@ impl<K: Clone + PartialEq> Turn<K> {
         waiting.min_by_key(|sharer| (self.holder.as_ref() == Some(&sharer.name), sharer.waits_since))
     }
 
-    /// An engine too many: the holder stays, or else the first one that serves.
+    /// One of several engines that hold the device, to rest. The holder stays, or else the first
+    /// engine that serves.
     fn surplus(&self, holders: &[&Sharer<K>]) -> Option<K> {
         let stays = |sharer: &&&Sharer<K>| {
             let rank = [Hold::Awake, Hold::Coming].iter().position(|hold| *hold == sharer.hold);

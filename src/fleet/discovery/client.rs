@@ -14,9 +14,7 @@ use tokio::time::timeout;
 
 use super::{GATE, Job, PodQuery};
 
-/// Limit of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Limit of one call.
 pub(crate) const CALL: Duration = Duration::from_secs(10);
 /// The field manager that owns the gateway's fields of objects.
 pub(crate) const MANAGER: &str = "sluice";
@@ -66,7 +64,6 @@ pub(crate) async fn call<T>(what: &str, call: impl Future<Output = kube::Result<
     }
 }
 
-/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallError {
     /// The object does not exist.

@@ -7,8 +7,8 @@
 //!
 //! A new pod is warm without warm-up if our gate is set, or if it has no such gate and was ready
 //! when the gateway began. A pod enters when it is warm and all containers are ready. The `Ready`
-//! condition does not count: it waits for our gate, and turns false for a lost node whose
-//! containers may run, which the gateway's probes judge. A pod with a `deletionTimestamp` gets no
+//! condition does not count: it waits for our gate, and turns false for a lost node, although the
+//! containers may run. The gateway's probes judge these. A pod with a `deletionTimestamp` gets no
 //! new requests, seconds before it turns unready.
 //!
 //! With a driver (`statefulset`) every pod with an address is a backend, and the engine's life

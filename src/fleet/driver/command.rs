@@ -91,7 +91,7 @@ impl CommandDriver {
             engine,
             redactor: Redactor::of_commands(&commands),
             commands,
-            // Output that is already in the file is not of this gateway.
+            // Output that is already in the file is an earlier gateway's.
             start_offset: AtomicU64::new(length(&output)),
             output,
             status_interval: STATUS_INTERVAL,
@@ -179,7 +179,6 @@ impl CommandDriver {
         self.run("status", &self.commands.status, &EngineSettings::default()).await.ok().map(|ended| ended.success())
     }
 
-    /// Opens the output file.
     fn open_output(&self) -> io::Result<File> {
         if let Some(folder) = self.output.parent() {
             state_folder::open(folder)?;
@@ -189,7 +188,7 @@ impl CommandDriver {
     }
 
     /// If the output file is larger than [`OUTPUT_MAX`], cuts it to the last lines of half that
-    /// size. A daemon that has the file open goes on behind these lines. Its output during the
+    /// size. A daemon that has the file open continues after these lines. Its output during the
     /// cut may be lost.
     fn bound_output(&self) -> io::Result<()> {
         let before = length(&self.output);
@@ -283,7 +282,6 @@ fn length(file: &Path) -> u64 {
     file.metadata().map_or(0, |file| file.len())
 }
 
-/// The program of the command in `control.<purpose>`.
 fn program(purpose: &str, argv: &[String]) -> Result<PathBuf, EngineFailure> {
     let word = argv.first().map(String::as_str).unwrap_or_default();
     let missing = || EngineFailure::program_missing(&format!("control.{purpose}"), word, "no such program");

@@ -72,7 +72,6 @@ impl EngineFailure {
         Some(first)
     }
 
-    /// Masks the secrets of the engine.
     pub(crate) fn redacted(mut self, redactor: &Redactor) -> Self {
         self.cause = self.cause.map(|cause| redactor.apply(cause).into_owned());
         self

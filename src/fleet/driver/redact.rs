@@ -1,9 +1,9 @@
 //! Masks the secrets of an engine in its output.
 //!
 //! A program may print arguments or environment, and failures, the journal and the admin API quote
-//! its last lines. Masked are secrets in `args` and commands, and variables that are references or
-//! have the name of a secret. Secrets below [`LENGTH_MIN`] bytes could match parts of ordinary
-//! words, so they are not masked.
+//! its last lines. The mask covers secrets in `args` and commands, and variables that are
+//! references or have the name of a secret. Secrets below [`LENGTH_MIN`] bytes could match parts of
+//! ordinary words, so they stay.
 
 use std::borrow::Cow;
 

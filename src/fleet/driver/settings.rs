@@ -40,7 +40,6 @@ impl EngineSettings {
         write::words(&self.args)
     }
 
-    /// The words of a command line of an engine of this kind.
     pub(crate) fn words_of(&self, engine: EngineKind) -> Vec<String> {
         let Some(table) = engine.rules().flags else { return self.words() };
         let mut words = Vec::new();

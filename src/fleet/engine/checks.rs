@@ -16,7 +16,6 @@ use sluice_config::Address;
 
 /// Tokens of a golden generation: enough to differ, few enough to be quick.
 const GOLDEN_TOKENS: u32 = 16;
-/// Tokens of a warm-up generation.
 const WARM_UP_TOKENS: u32 = 32;
 /// Words of a warm-up prompt: a few hundred tokens, more than a block, less than any context.
 const WARM_UP_WORDS: usize = 200;

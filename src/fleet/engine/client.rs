@@ -78,7 +78,6 @@ pub(super) async fn generate(
     Err(format!("{status}: {}", error_message(&bytes)))
 }
 
-/// The message of an error response.
 pub(super) fn error_message(body: &[u8]) -> String {
     let json: Value = serde_json::from_slice(body).unwrap_or_default();
     let message = json["error"]["message"].as_str().or_else(|| json["message"].as_str());

@@ -35,9 +35,7 @@ pub(crate) struct EngineState {
     pub(crate) golden: Vec<(String, String)>,
     /// When the start began; `None` once the engine is in rotation.
     pub(crate) started: Option<Instant>,
-    /// How long the last wake took.
     pub(crate) wake_took: Option<Duration>,
-    /// How long the last start took.
     pub(crate) start_took: Option<Duration>,
     pub(crate) since: Instant,
     /// Progress of the step.
@@ -69,7 +67,6 @@ pub(crate) struct EngineContext {
 }
 
 impl EngineContext {
-    /// An engine in the initial state.
     pub(crate) fn new(
         spec: EngineSpec,
         driver: SharedDriver,
@@ -133,7 +130,6 @@ impl EngineContext {
         self.state.lock().lifecycle.step
     }
 
-    /// Whether the engine is being shut down.
     pub(crate) fn is_leaving(&self) -> bool {
         self.state.lock().lifecycle.leaving
     }

@@ -52,7 +52,7 @@ impl EngineHandle {
         self.send(|lifecycle| lifecycle.change(request)).await
     }
 
-    /// Retries now, if the engine is in `Hold` or waits for its next attempt.
+    /// Retries now, if the engine is in `Hold` or waits for the next attempt.
     ///
     /// # Errors
     /// The engine is being shut down.
@@ -177,7 +177,6 @@ async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
     None
 }
 
-/// Ends a step and decides the next one.
 fn advance(context: &EngineContext, step: Step, event: Event) {
     let spec = context.spec();
     if let Event::Failed(failure) | Event::EngineLost(failure) = &event {

@@ -18,7 +18,6 @@ pub(crate) struct History {
     pub(crate) crashes: u64,
     /// When the running engine was started, seconds since 1970.
     pub(crate) started: Option<f64>,
-    /// How often the engine woke from sleep.
     pub(crate) wakes: u64,
 }
 

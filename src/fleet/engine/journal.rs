@@ -35,7 +35,6 @@ const LOCK: &str = "lock";
 /// How long a released lock may stay taken: a process that is being spawned shares it until the
 /// program runs.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The settings of an engine, and the configuration that they come from.
@@ -170,7 +169,6 @@ impl Journal {
         &self.folder
     }
 
-    /// The last line of each backend.
     pub(crate) fn last(&self) -> &BTreeMap<String, JournalLine> {
         &self.last
     }

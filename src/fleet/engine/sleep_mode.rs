@@ -22,7 +22,6 @@ use sluice_config::Address;
 const SLEEP_MAX: Duration = Duration::from_secs(120);
 /// Longest time to take the memory back and be healthy.
 const WAKE_MAX: Duration = Duration::from_secs(120);
-/// Pause between two looks at an engine that wakes.
 const POLL: Duration = Duration::from_millis(20);
 
 #[derive(Deserialize)]
@@ -67,7 +66,6 @@ pub(super) async fn fall_asleep(context: &EngineContext) -> Result<(), StepFailu
     }
 }
 
-/// Wakes the engine, and waits until it is healthy.
 pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> {
     let (spec, begun) = (context.spec(), Instant::now());
     let limit = spec.request_timeout;

@@ -18,10 +18,8 @@ use sluice_core::vllm::logs::StartPhase;
 
 /// Values of vLLM's `--max-lora-rank`, for a suggestion.
 const RANKS: &[i64] = &[1, 8, 16, 32, 64, 128, 256, 320, 512];
-/// Largest adapter configuration that is read, bytes.
 const ADAPTER_CONFIG_MAX: u64 = 1 << 20;
 
-/// Runs all checks. Returns all errors.
 pub(super) fn all(launch: &Launch, flags: &EffectiveFlags) -> Vec<EngineFailure> {
     let checked = [
         ports(launch, flags),

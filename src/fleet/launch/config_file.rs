@@ -12,7 +12,6 @@ use serde_yaml_ng::Value;
 use sluice_core::vllm::flags::parse::FlagValues;
 use sluice_core::vllm::flags::table::setting;
 
-/// The largest file that is read, bytes.
 const FILE_MAX: u64 = 1 << 20;
 
 /// The flags in the file at `path`; `None` if it is too large, unreadable or not a YAML mapping.

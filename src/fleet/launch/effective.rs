@@ -61,7 +61,6 @@ impl EffectiveFlags {
         self.written.iter().map(String::as_str)
     }
 
-    /// All values of a flag.
     pub(super) fn list(&self, name: &str) -> &[String] {
         self.values.get(name).map(Vec::as_slice).unwrap_or_default()
     }

@@ -45,7 +45,6 @@ static KNOWN: LazyLock<Mutex<BTreeMap<u64, Option<InstalledFlags>>>> = LazyLock:
 /// Programs, or versions, that are remembered; above that, all are forgotten.
 const PROGRAMS_MAX: usize = 64;
 
-/// Reads and caches the flags of programs.
 #[derive(Debug)]
 pub(crate) struct InstalledFlagsCache {
     folder: PathBuf,

@@ -1,10 +1,10 @@
 //! Waits for a lease until one is granted, the deadline of the queue passes, the client leaves, or
 //! the gateway aborts all requests.
 //!
-//! A client that leaves while queued leaves the queue at once, because the ticket is dropped with
-//! the wait. When a reload removes the pool that a request waits in or is about to enter, the
-//! request is classified by the newer routing table and enters again, with the original arrival
-//! time. Only reloads repeat this loop; [`REENTRIES_MAX`] bounds it.
+//! If a client leaves while its request is queued, the request leaves the queue at once: the ticket
+//! is dropped with the wait. When a reload removes the pool that a request waits in or is about to
+//! enter, the request is classified by the newer routing table and enters again, with the original
+//! arrival time. [`REENTRIES_MAX`] bounds how often.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::pool::{Admission, AdmissionDecision, Lease, WaitResult};
 use sluice_core::base::PoolId;
 use sluice_core::openai::{ShedReason, TooLarge};
 
-/// How often a waiting request moves to another pool because of reloads.
+/// How often a request enters admission, where each entry but the first follows a reload.
 const REENTRIES_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,8 @@ pub(super) async fn admit<D: Downstream>(
     Err(AdmitError::Shed { reason: ShedReason::NoBackend, home: placed.request.home })
 }
 
-/// Classifies the request by a newer table. Returns `false` if no pool there serves the request.
+/// Classifies the request by a newer table. Returns `false` if no pool of that table serves the
+/// request.
 fn reclassify(placed: &mut PlacedRequest, table: Arc<RoutingTable>, model: &str) -> bool {
     // A reload removed the pool, and with it the only backend that can serve the request.
     if placed.request.only.is_some() {
@@ -92,8 +93,8 @@ async fn enter<D: Downstream>(
         AdmissionDecision::Queued(ticket, deadline) => tokio::select! {
             biased;
             () = abort.cancelled() => Err(shed(ShedReason::ShuttingDown)),
-            // Polled before the ticket: when many clients leave at once, none of them may be given
-            // the room that another one has left.
+            // Polled before the ticket: when many clients leave at once, a request whose client has
+            // left must not get the room that another request freed.
             () = down.gone() => Err(AdmitError::ClientGone),
             waited = timeout_at(deadline, ticket) => {
                 waited.map_err(|_| shed(admission.timeout_reason(request.home, &request.spill)))

@@ -4,7 +4,8 @@
 //! The value by which a request sticks to an arm is read here from the headers, the key or the
 //! body; a request without that value takes part in no experiment. An arm may send another model
 //! name upstream, and may serve the request in another pool or on certain backends of a pool. If
-//! the arm cannot serve the request, it is served as if there were no experiment (`forward.rs`).
+//! the arm cannot serve the request, it is served as if there were no experiment
+//! (`forward/fall_back.rs`).
 
 use std::sync::Arc;
 
@@ -26,17 +27,17 @@ const PREFIX_BYTES: usize = 1_024;
 /// Names the session of a request whose body names none.
 const SESSION_HEADER: &str = "x-session-id";
 
-/// How an arm serves a request, if not as without the experiment.
+/// How an arm serves a request, if that differs from requests without the experiment.
 #[derive(Debug)]
 pub(super) struct ArmTarget {
-    /// The model name that is sent, if it is another one.
+    /// The model name that is sent upstream, if it differs from the client's.
     pub(super) model: Option<Arc<str>>,
     /// The backends of the arm's pool that the arm may not use.
     pub(super) others: SmallVec<[BackendId; 2]>,
 }
 
 /// Assigns the request to an arm if it belongs to an experiment, and notes the arm in the record. A
-/// copy is in the arm that it was made for.
+/// copy belongs to the arm for which it was made.
 pub(super) fn assign<R: Recorder>(
     incoming: &IncomingRequest,
     view: &RequestView<'_>,
@@ -49,8 +50,8 @@ pub(super) fn assign<R: Recorder>(
         record.assigned = Some(arm.clone());
         return Some(arm.clone());
     }
-    // Otherwise a request for a model that no engine is known to serve would be sent to two
-    // engines.
+    // A request for a model that no engine is known to serve would be sent twice: for the arm, and
+    // again without it.
     if !model.is_known {
         return None;
     }

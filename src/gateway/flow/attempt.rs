@@ -34,16 +34,18 @@ pub(super) struct FailedAttempt<X> {
     pub(super) outcome: Outcome,
     /// The backend's response, passed on if no other backend can take the request.
     pub(super) response: Option<ResponseStart<X>>,
-    /// The backend's refusal that came as the first event of a stream, for the same purpose.
+    /// The backend's refusal, if it came as the first event of a stream; passed on in the same
+    /// case.
     pub(super) busy: Option<BusyBackend>,
-    /// The model, route, length or rank that the engine lacks, by the first event of the stream.
+    /// The model, route, length or rank that the engine lacks, as the first event of the stream
+    /// says.
     pub(super) lacks: Option<Refused>,
     /// The beginning of a response that the pump has read but not passed on. `forward/pass_on.rs`
     /// turns it into the response of the attempt.
     pub(super) held: Option<HeldResponse>,
     /// The client has tokens of a stream, which another engine may continue.
     pub(super) continues: bool,
-    /// Why no engine may continue it after this attempt to do so.
+    /// Why no engine may continue the stream after this attempt to continue it.
     pub(super) why_not: Option<NotContinued>,
     /// Nothing has failed: the engine leaves service, and serves the stream until another engine
     /// has room.
@@ -71,7 +73,8 @@ impl<X> FailedAttempt<X> {
         Box::new(Self { continues: true, why_not, ..*Self::boxed(reason, outcome) })
     }
 
-    /// A stream that may move to another engine. The outcome is the one if the gateway stops.
+    /// A stream that may move to another engine. The outcome applies only if the gateway stops
+    /// before the move.
     pub(super) fn to_move() -> Box<Self> {
         let failed = Self::in_stream(RetryReason::Moved, Outcome::Timeout(Stage::Drain), None);
         Box::new(Self { is_move: true, ..*failed })
@@ -190,8 +193,8 @@ impl WaitError {
     }
 }
 
-/// Resolves when the client leaves and the engine would end the request; the work of an engine that
-/// would go on keeps its lease until the engine answers.
+/// Resolves when the client leaves, if the engine then aborts the request. Otherwise it never
+/// resolves: an engine that works on keeps the lease until it answers.
 pub(super) async fn left<D: Downstream>(down: &mut D, lease: &Lease) {
     match lease.address().engine.rules().aborts {
         true => down.gone().await,
@@ -199,8 +202,8 @@ pub(super) async fn left<D: Downstream>(down: &mut D, lease: &Lease) {
     }
 }
 
-/// Waits for the head of a response, as [`guarded`] does, with [`left`] for a client that leaves.
-/// The work of an engine that goes on has ended with the head.
+/// Like [`guarded`], for the head of a response, but ends early for a client that leaves only as
+/// [`left`] says. When the head is there, an engine that worked on has finished.
 pub(super) async fn guarded_work<T, D: Downstream>(
     wanted: Pin<&mut impl Future<Output = Result<T, WaitError>>>,
     down: &mut D,

@@ -1,8 +1,8 @@
 //! The class of a request: a label of latencies, by the prompt's length and the kind of request.
 //!
 //! The class is known from the estimate when the request is placed, and is corrected once the
-//! engine has counted the prompt. It decides by which objectives the request is judged, and nothing
-//! about the pool or the engine. Bound: `limits::MAX_CLASSES` and one class for all other requests.
+//! engine has counted the prompt. It selects the objectives of the request, but not the pool or the
+//! engine. Bound: `limits::MAX_CLASSES` and one class for all other requests.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use sluice_core::meter::slo::Objectives;
 /// The classes of one configuration.
 #[derive(Debug)]
 pub struct Classes {
-    /// In the order of the configuration, by which the first class that has a request wins.
+    /// In the order of the configuration: a request is in the first class that includes it.
     classes: Vec<(Class, Arc<str>)>,
     other: Arc<str>,
 }

@@ -54,16 +54,13 @@ pub fn place_in(table: &RoutingTable, model: &ModelRoute, name: &str) -> Option<
 /// A request for admission, and the routing table by which it was placed.
 #[derive(Debug)]
 pub(super) struct PlacedRequest {
-    /// The table.
     pub(super) table: Arc<RoutingTable>,
-    /// Position of the home pool in the table.
     pub(super) home: usize,
     /// The request, as it enters admission for each lease.
     pub(super) request: AdmissionRequest,
 }
 
 impl PlacedRequest {
-    /// The home pool.
     pub(super) fn home(&self) -> &PoolRoute {
         &self.table.pools[self.home]
     }
@@ -91,8 +88,8 @@ pub fn boundary_between(table: &RoutingTable, model: &ModelRoute, low: u64, high
     next_boundary(table, model, low) <= high
 }
 
-/// The lowest boundary above `tokens`, or `u64::MAX`. A prompt of that length belongs elsewhere, or
-/// needs a permit.
+/// The lowest boundary above `tokens`, or `u64::MAX`. A prompt of that length belongs to another
+/// pool, or needs a permit.
 pub fn next_boundary(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> u64 {
     let pools = model.pools.iter().map(|index| &table.pools[*index]);
     pools.flat_map(boundaries).filter(|boundary| *boundary > tokens).min().unwrap_or(u64::MAX)

@@ -6,7 +6,8 @@
 //!
 //! - It is sent once, only to a backend with room that no request needs, and is cut as soon as a
 //!   request needs that room (`pool/copies.rs`).
-//! - It counts against no limit of the client's key, and teaches nothing about prompts and engines.
+//! - It counts against no limit of the client's key, and the gateway learns nothing from it about
+//!   prompts and engines.
 //! - The record is marked as a copy, which has separate metrics and access log lines.
 //! - A copy that was not sent, was cut, or was refused by gateway or engine is not measured.
 //!

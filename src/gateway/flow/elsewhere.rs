@@ -1,9 +1,9 @@
 //! Decides whether another engine may serve a request that one engine has answered: one table, for
 //! heads, bodies and error events.
 //!
-//! The table holds only while the client has received no token of a response. `forward.rs` uses it
-//! when a head has arrived, `pump.rs` when an event or a body says that the engine will not serve
-//! the request. If no other engine has room, the client gets the answer of the last engine.
+//! The table applies only while the client has received no token of a response. `forward.rs` uses
+//! it when a head has arrived, `pump.rs` when an event or a body says that the engine will not
+//! serve the request. If no other engine has room, the client gets the answer of the last engine.
 //!
 //! | answer | meaning | a fault of the engine |
 //! |---|---|---|
@@ -32,8 +32,8 @@ use sluice_core::openai::UpstreamError;
 pub(super) struct EngineAnswer<'a> {
     pub(super) status: StatusCode,
     /// The whole body of a refusal. `None` if it was not read, was longer than the gateway reads,
-    /// or did not end properly. Without a body, a 404, 405 or 400 does not say that the engine does
-    /// not serve such requests.
+    /// or did not end properly. Without a body, a 404, 405 or 400 is no evidence that the engine
+    /// does not serve such requests.
     pub(super) read: Option<&'a [u8]>,
     /// The error in the body or in the first event, if one was read.
     pub(super) error: Option<&'a UpstreamError>,
@@ -57,7 +57,7 @@ pub(super) enum Elsewhere {
     Busy,
     /// 429: the engine limits its callers.
     Limited,
-    /// An error event with code 500, or an engine without its core.
+    /// An error event with code 500, or a 500 because the engine core has died.
     Failed,
     /// 401: the engine refuses the gateway's credentials.
     GatewayRefused,

@@ -12,8 +12,8 @@
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
 //! The first delivery still counts as an attempt, because the engine may have read the request and
 //! died of it. The second does not count if no connection was established: no engine has seen it.
-//! Only a move to another engine (`moves.rs`) and a fall back from an arm (`fall_back.rs`) may
-//! exceed `retry.attempts`.
+//! Only a move to another engine (`moves.rs`), a continuation (`go_on.rs`) and a fall back from an
+//! arm (`fall_back.rs`) may exceed `retry.attempts`.
 
 mod address;
 mod copy;
@@ -78,7 +78,7 @@ pub(super) struct Attempts<'a, U> {
     /// The request as it is sent; dropped when it can no longer be sent again.
     request: UpstreamRequest,
     made: u32,
-    /// Attempts behind a stale connection that reached no engine.
+    /// Attempts after a stale connection that reached no engine.
     undelivered: u32,
     /// Attempts that ended because the engine does not serve such a request.
     moves: u32,
@@ -222,7 +222,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Later attempts leave out the server of the lease, or only a rank that it does not have.
+    /// Later attempts leave out the leased backend's server; only this backend, if the server lacks
+    /// its rank.
     fn avoid(&mut self, lease: &Lease) {
         let avoid = &mut self.prepared.placed.request.avoid;
         match self.refused {
@@ -360,7 +361,6 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         if replaced { Credentials::Gateway } else { Credentials::Client }
     }
 
-    /// Sends the request and waits for the head of the response.
     async fn send<D: Downstream, R: Recorder>(
         &self,
         connection: Connection,

@@ -50,7 +50,7 @@ pub enum KeyNeedError {
 /// The tokens that a request has used of its key's limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedTokens {
-    /// Nothing is known beyond the tokens that were expected.
+    /// Only the expected tokens are known.
     AsCharged,
     /// The tokens were counted.
     Counted {
@@ -58,7 +58,7 @@ pub enum UsedTokens {
         prompt: u64,
         /// Output tokens of all sequences.
         output: u64,
-        /// The response is complete, so it shows the output to expect of later requests.
+        /// The response is complete. If so, it shows the output to expect of later requests.
         whole: bool,
     },
 }

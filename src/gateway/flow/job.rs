@@ -2,9 +2,9 @@
 //!
 //! A pool of serial engines, and every pool with `cost`, measures requests in a separate unit. The
 //! cost then takes the place of the prompt tokens. The rule of the first pool that serves the model
-//! counts, because the cost decides which pool is home. A job that lacks a field of the rule costs
-//! `otherwise`, which is logged once per pool and configuration: a client could otherwise fill the
-//! log.
+//! applies, because the cost must be known before the home pool is chosen. A job that lacks a field
+//! of the rule costs `otherwise`, which is logged once per pool and configuration: a client could
+//! otherwise fill the log.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -63,7 +63,7 @@ pub(super) fn tunnel(incoming: &IncomingRequest) -> RequestView<'_> {
     RequestView { model, ..RequestView::empty(incoming.route) }
 }
 
-/// The value of a pair of a query that names the model. A server decodes names as well as values,
+/// The model, if this pair of a query names it. A server decodes names as well as values,
 /// so `mod%65l` is `model`.
 pub(super) fn model_in(pair: &str) -> Option<Cow<'_, str>> {
     let (name, value) = pair.split_once('=').unwrap_or((pair, ""));

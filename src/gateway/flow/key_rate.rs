@@ -1,17 +1,18 @@
-//! Usage of a key under limits on rates: how far the key is ahead of its pace, and the tokens used
+//! Usage of a key under limits on rates: how far the key is ahead of its rate, and the tokens used
 //! within a day.
 //!
 //! The estimate of a request is charged when the request is admitted; when it ends, the charge is
-//! settled with the tokens used (`in_flight.rs`). Usage above the charge becomes debt, which the
-//! key's pace pays off before more requests of the key are admitted. Debt is at most [`DEBT_MAX`]
-//! of the key's pace, so no wrong number locks a key out for longer.
+//! settled with the tokens used (`in_flight.rs`). Usage above the charge becomes debt, which is
+//! paid off at the key's rate before more requests of the key are admitted. At the key's whole
+//! rate, debt takes at most [`DEBT_MAX`] to pay off, so a wrong number does not lock a key out for
+//! long.
 //!
 //! A day is the last 24 hours, counted in steps of [`STEP`], so usage leaves it up to one step
-//! late. Output without `max_tokens` is unknown when it is charged. So that many such requests at
-//! once cannot exceed the limit, at least a part of the limit is charged per sequence
-//! ([`TokenBudget::charge`]), and less once requests of this key have ended.
+//! late. Without `max_tokens` the output is unknown when a request is charged. So that many such
+//! requests at once cannot exceed the limit, each sequence is charged at least a part of the limit
+//! ([`TokenBudget::charge`]), and a smaller part once a response of this key was complete.
 //!
-//! Bounds: one timestamp per pace, and [`STEPS`] counts per key with a limit for a day.
+//! Bounds: one [`Ahead`] per rate, and [`STEPS`] counts per key with a limit for a day.
 
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ const STEPS: usize = (DAY.as_secs() / STEP.as_secs()) as usize + 1;
 const UNKNOWN_OUTPUT: u64 = 16_384;
 /// If the key's limit is small, this many such sequences take all of it.
 const UNKNOWN_AT_ONCE: u64 = 2;
-/// As [`UNKNOWN_OUTPUT`], for keys whose requests have ended before. A stream with 34 tokens a
+/// As [`UNKNOWN_OUTPUT`], for keys that have had a complete response. A stream with 34 tokens a
 /// second generates as much in a minute, so a key with shorter answers can still use the whole
 /// limit.
 const KNOWN_OUTPUT: u64 = 2_048;

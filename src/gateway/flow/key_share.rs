@@ -1,9 +1,9 @@
 //! The part of a key's limits that this gateway may use where several gateways share them, and the
-//! part that it would use.
+//! demand for it.
 //!
 //! `serve/cluster` divides the limits through [`KeyUsage::uses`](super::keys::KeyUsage::uses) and
 //! [`KeyUsage::divide`](super::keys::KeyUsage::divide). Until the first division, this gateway may
-//! use all of them.
+//! use the whole limits.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,8 @@ const RATES: [KeyUnit; 2] = [KeyUnit::RequestRate, KeyUnit::TokenRate];
 const RATE_SECONDS: f64 = 15.0;
 /// A smaller rate, per minute, counts as zero.
 const RATE_MIN: f64 = 0.05;
-/// How long a demand counts: until a refused client comes again, and longer than a renewal takes.
+/// How long a demand counts: long enough for a refused client to come again, and longer than a
+/// renewal takes.
 const HELD: Duration = Duration::from_secs(3);
 
 /// The demand of a key on this gateway.
@@ -54,10 +55,10 @@ const HELD: Duration = Duration::from_secs(3);
 pub struct KeyUse {
     /// The key's name in the configuration.
     pub name: String,
-    /// The most that was in use or asked for at once since the last look. For rates: the demand per
-    /// minute.
+    /// The most that was in use or asked for at once within the last seconds. For rates: the demand
+    /// per minute.
     pub wanted: KeyAmounts,
-    /// The largest request since the last look.
+    /// The largest request of the last seconds.
     pub largest: KeyAmounts,
     /// The amounts in use now; zero for rates.
     pub used: KeyAmounts,
@@ -75,7 +76,8 @@ pub(super) struct KeyShare {
 #[derive(Debug, Default)]
 struct Measured {
     rates: [f64; 2],
-    /// For each look within [`HELD`]: the time, the most wanted at once, and the largest request.
+    /// For each call of [`KeyShare::take`] within [`HELD`]: the time, the most wanted at once, and
+    /// the largest request.
     looks: VecDeque<(Instant, KeyAmounts, KeyAmounts)>,
 }
 
@@ -120,8 +122,8 @@ impl KeyShare {
         self.largest[unit as usize].fetch_max(asked, Ordering::Relaxed);
     }
 
-    /// The demand and the largest request since the last call, `elapsed` ago. `used`: the amounts
-    /// in use now.
+    /// The demand and the largest request within [`HELD`]. `elapsed`: the time since the last call.
+    /// `used`: the amounts in use now.
     pub(super) fn take(&self, (elapsed, now): (Duration, Instant), used: [u64; 4]) -> (KeyAmounts, KeyAmounts) {
         let mut wanted = [0; UNITS];
         let mut measured = self.measured.lock();
@@ -134,7 +136,7 @@ impl KeyShare {
         for (unit, rate) in RATES.into_iter().zip(&mut measured.rates) {
             let asked = self.wanted[unit as usize].swap(0, Ordering::Relaxed) as f64 / seconds * 60.0;
             *rate += weight * (asked - *rate);
-            // The rate follows a burst up at once, and down slowly.
+            // The rate rises at once with a burst, and falls slowly.
             *rate = rate.max(weight * asked);
             if *rate < RATE_MIN {
                 *rate = 0.0;

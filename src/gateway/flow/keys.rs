@@ -1,15 +1,15 @@
 //! API keys: the models that a key may use, how much at once, and how fast.
 //!
-//! Keys that a client sends are hashed and looked up by digest, until one is configured. Usage is
-//! kept by digest, so a reload neither resets nor releases anything. Limits on concurrency count
-//! from admission to the end of the response: requests, sequences (prompts times `n`) and tokens
-//! (prompt and expected output).
+//! The keys that a client sends are hashed and looked up by digest; the first configured one
+//! counts. Usage is kept by digest, so a reload neither resets nor releases anything. Limits on
+//! concurrency count from admission to the end of the response: requests, sequences (prompts times
+//! `n`) and tokens (prompt and expected output).
 //!
 //! Limits per minute use the generic cell rate algorithm (ITU-T I.371): exact, with one timestamp
 //! per key and rate. Each request moves the due time of the key on by `60 s / rate`. It is refused
-//! if the due time would then be further ahead of the clock than [`BURST`] and than
-//! [`BURST_REQUESTS`] requests take, or a minute's requests if these are fewer. For a limit on
-//! tokens, each token moves the due time on, and a minute's tokens may be used at once.
+//! if the due time would then be ahead of the clock by more than [`BURST`], and by more than the
+//! interval of [`BURST_REQUESTS`] requests (of a minute's requests, if these are fewer). For a
+//! limit on tokens, each token moves the due time on, and a minute's tokens may be used at once.
 //! `key_rate.rs` has limits per day, `key_share.rs` limits that gateways share.
 //!
 //! Bounds: at most `MAX_KEYS` digests, the configured ones.
@@ -135,7 +135,7 @@ impl KeyUsage {
         found
     }
 
-    /// The demand of each key with a limit since the last call, `elapsed` ago.
+    /// The recent demand of each key with a limit. `elapsed`: the time since the last call.
     pub fn uses(&self, elapsed: Duration, now: Instant) -> Vec<KeyUse> {
         let mut uses = Vec::new();
         for counters in &self.keys {
@@ -169,7 +169,7 @@ impl KeyUsage {
         }
     }
 
-    /// The counters of a key. New counters begin with an even part of the limits.
+    /// The counters of a key. If gateways divide the limits, new counters begin with an even part.
     fn counters(&self, key: &Key) -> Arc<KeyCounters> {
         let limits = limits_of(&key.limit);
         let gateways = self.gateways.load(Ordering::Relaxed);

@@ -25,8 +25,8 @@
 //! give way to requests. Requests that name a stored response instead of a model take a shorter
 //! path (`stored.rs`), and so do WebSockets (`tunnel.rs`).
 //!
-//! Nothing here outlives the request: dropping the future returns the lease, closes the upstream
-//! connection and writes the record.
+//! Dropping the future of [`Flow::run`] returns the lease, closes the upstream connection and
+//! writes the record.
 
 pub mod exchange;
 pub mod key_share;
@@ -181,8 +181,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         &self.memory
     }
 
-    /// Changes the size of the memory in which responses wait for slow clients. Responses that wait
-    /// stay.
+    /// Changes the size of the memory in which responses wait for slow clients. Responses that
+    /// already wait keep their memory.
     pub fn set_response_memory(&self, bytes: u64) {
         self.memory.resize(bytes, bytes / RESPONSE_PARTS);
     }

@@ -47,7 +47,8 @@ pub(super) struct PreparedRequest {
     pub(super) path: Option<String>,
     /// The body to send without the experiment, if the arm sends another model name.
     pub(super) body_without_arm: Option<EditedBody>,
-    /// The experiment's arm, if it serves the request otherwise than without the experiment.
+    /// The experiment's arm, if it serves the request differently from requests without the
+    /// experiment.
     pub(super) arm: Option<ArmTarget>,
     pub(super) injected: InjectedUsage,
     /// Whether the client requested the usage event.
@@ -165,7 +166,7 @@ fn asks(incoming: &IncomingRequest, view: &RequestView<'_>, model: ModelKey, tok
     let path = incoming.path.split('?').next();
     Asks {
         model: Some(model),
-        // Lists of routes have no WebSockets.
+        // Engines' lists of routes have no WebSockets.
         route: Some(incoming.route).filter(|route| route.path() == path && !route.is_tunnel()),
         prompt_tokens: view.shape.longest_prompt(tokens, view.prompts),
         output_tokens: view.max_output.unwrap_or(0),
@@ -213,8 +214,8 @@ fn sequences(view: &RequestView<'_>) -> u32 {
 }
 
 /// The pools for the prompt's length. A request that continues a stored response has only the pool
-/// of the backend that stores it. An error: no pool serves the model, or the engines of the pool
-/// lack the route, which is a refusal.
+/// of the backend that stores it. An error is the refusal if the engines of the pool lack the
+/// route, and `None` if no pool serves the model.
 fn place(
     table: &RoutingTable,
     model: &ModelRoute,

@@ -20,7 +20,6 @@ pub const PRIORITY: &str = "x-vllm-priority";
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestPriority {
-    /// Lower is earlier.
     pub(super) number: i32,
     is_asked: bool,
 }

@@ -8,7 +8,8 @@
 //! Until the first token of a stream, head and events without output (a role, `response.created`)
 //! are held, so another backend can still take over unnoticed. vLLM sends 200 before the request is
 //! even queued. Comments are passed on at once. A response that breaks after bytes have reached the
-//! client ends with an SSE `error` event and a closed connection.
+//! client ends with an SSE `error` event and a closed connection, unless another engine continues
+//! it.
 //!
 //! Bounds: one chunk; the buffer (`parts.rs`); [`PREAMBLE_MAX`] plus [`PREAMBLE_PER_REQUEST`] times
 //! the length of the request, which engines repeat before the first token; silence by
@@ -148,7 +149,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
             ResponseMeter::body(context.incoming.route, context.incoming.arrived)
         };
         let meter = meter.within(context.prepared.feedback.bounds.at_engine(lease.max_model_len()));
-        // The head of a stream says nothing of the engine: vLLM's API server sends it before the
+        // The head of a stream says nothing about the engine: vLLM's API server sends it before the
         // engine has begun.
         if !meter.is_stream() {
             lease.record_progress(Instant::now());
@@ -182,8 +183,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         pump
     }
 
-    /// Passes the response on. `Failed` is possible only while nothing of the response has reached
-    /// the client; then `exchange` is left. `read`: bytes of the body that were read before.
+    /// Passes the response on. `Failed`: another engine may serve the request, or continue the
+    /// stream if the client has tokens. `read`: bytes of the body that were read before.
     pub(super) async fn run<X: Exchange, D: Downstream>(
         &mut self,
         exchange: &mut Option<X>,
@@ -279,7 +280,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
     }
 
     /// Applies an event to the response. Returns the bytes that go to the client now. An error
-    /// means that another engine may serve the request.
+    /// means that another engine may serve the request or continue the stream.
     fn take<X: Exchange>(
         &mut self,
         event: EngineEvent,

@@ -1,12 +1,13 @@
-//! The record of one finished request: exactly one each, however the request ended.
+//! The record of a finished request: exactly one for each request, however it ended.
 //!
-//! A [`RecordGuard`] is created when the request was received. Dropped, it hands the record to the
-//! [`Recorder`], so a request whose task is cancelled is recorded too. The initial outcome is
-//! `client_gone`, because a task is dropped before it sets another one only when the client leaves.
+//! A [`RecordGuard`] is created when the request has been received. When dropped, it hands the
+//! record to the [`Recorder`], so a request whose task is cancelled is recorded too. The initial
+//! outcome is `client_gone`, because a task is dropped before it sets another one only when the
+//! client leaves.
 //!
-//! Plain data: the request path measures durations. Labels come from the configuration only.
-//! Prompts and responses never enter a record. The path or the model name of a refused request
-//! does, within a bound.
+//! Plain data: the request path measures durations. Labels come from the configuration and from
+//! backends, never from clients. Prompts and responses never enter a record. The path or the model
+//! name of a refused request does, within a bound.
 
 mod guard;
 
@@ -50,7 +51,7 @@ pub enum UpstreamFault {
     Connect,
     /// The connection broke before the response was complete.
     Broken,
-    /// A status other than 2xx, usually 5xx.
+    /// A status other than 2xx and 4xx, usually 5xx.
     Status,
     /// An error event inside the stream.
     InStream,
@@ -115,18 +116,18 @@ pub enum RetryReason {
     Connect,
     /// A reused connection was closed.
     StaleConnection,
-    /// The connection broke, or a stream ended without an end marker, before the client had
-    /// received any of the response.
+    /// The connection broke, or a stream ended without an end marker.
     Broken,
     /// A status after which another engine may serve the request (`elsewhere.rs`).
     Status,
-    /// An error event, before any content, after which another engine may serve the request.
+    /// An error event after which another engine may serve the request or continue the stream.
     InStream,
-    /// No first token or byte in time, or the backend stopped reading the request.
+    /// The first token or byte or the next token did not come in time, or the backend stopped
+    /// reading the request.
     Timeout,
     /// Cancelled because the backend hung.
     Hung,
-    /// The engine does not serve the model, the route or so long a prompt.
+    /// The engine does not serve the model, the route, the rank or a prompt of this length.
     NotServed,
     /// The engine leaves service, and another one had room for the rest of the stream.
     Moved,
@@ -309,7 +310,7 @@ impl Record {
 
     fn observation(&self, assigned: &Assigned) -> Observation {
         let stats = self.stats.as_ref().filter(|_| self.generates());
-        // The latencies of a continued stream have the failure of an engine in them.
+        // The latencies of a continued stream include the failure of an engine.
         let timed = |value: Option<f64>| value.filter(|_| self.continued == 0);
         let completed = stats.filter(|_| self.outcome == Outcome::Completed);
         let seconds = |time: Duration| time.as_secs_f64();
@@ -353,7 +354,7 @@ impl Record {
         }
     }
 
-    /// The times that the engine measured of the only delivery.
+    /// The times that the engine measured, unless another engine continued the stream.
     pub fn engine_times(&self) -> Option<EngineTimes> {
         self.stats.as_ref().filter(|_| self.continued == 0)?.times
     }

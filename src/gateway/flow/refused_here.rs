@@ -2,8 +2,8 @@
 //! route or the data-parallel rank, has a shorter context limit, or its engine core has died.
 //!
 //! A refusal is recognised by status and by the texts of vLLM since 0.6 and of other
-//! OpenAI-compatible servers. An engine may repeat text of the client, so only texts count that
-//! begin as the engine's own message does: no client can make an engine look as if it served less.
+//! OpenAI-compatible servers. An engine may repeat text of the client, so a text counts only if it
+//! begins like the engine's own message: no client can make an engine look as if it served less.
 //! Bounds: [`PEEK_BYTES`] of a response are read, in [`PEEK_TIME`] at most. All bytes read are
 //! passed on if the request goes to no other engine.
 

@@ -51,7 +51,6 @@ impl ResponseMeter {
         matches!(self, Self::Stream(_))
     }
 
-    /// The meter of a stream.
     pub(super) fn as_stream(&self) -> Option<&StreamMeter> {
         match self {
             Self::Stream(meter) => Some(meter),

@@ -1,7 +1,8 @@
 //! The backend that generated a stored response, and the API key it was generated for.
 //!
 //! An engine keeps the responses of `/v1/responses` in memory. Requests that name one must go to
-//! that engine and come with the same key, because the engine knows no keys. There are two kinds:
+//! that engine and come with the same key, because the engine knows no keys. There are two kinds of
+//! such requests:
 //! - `/v1/responses/{id}` (see `stored.rs`).
 //! - `/v1/responses` with `previous_response_id`, which continues a stored conversation. The engine
 //!   puts all of it into the prompt, so with the id of another key a client could read the texts of

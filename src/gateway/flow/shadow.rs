@@ -1,8 +1,8 @@
 //! Serves a copy for a shadow arm.
 //!
-//! `copies.rs` has the differences to a request, and the bounds. A copy ends with exactly one
-//! record, as a request does, and the response is dropped. A copy that was cut, found no room or
-//! was refused leaves no observation.
+//! `copies.rs` says how a copy differs from a request, and has the bounds. A copy ends with exactly
+//! one record, as a request does, and the response is dropped. A copy that was cut, found no room
+//! or was refused leaves no observation.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@
 //!
 //! Comments, pings, empty deltas, role-only chunks and lifecycle events (`response.created`,
 //! `message_start`) are neither the first token nor progress: an API server without an engine may
-//! go on to send them. Up to the first token the limit is `timeouts.first_byte`, then
+//! go on sending them. Up to the first token the limit is `timeouts.first_byte`, then
 //! `timeouts.idle` from token to token. Shortly before the limit, a stream whose engine has begun
 //! becomes `Silent`, and the gateway looks at the engine's metrics (`pool/engine_work.rs`). While
 //! the engine provably works, the stream goes on, for at most `timeouts.silent`; otherwise it is

@@ -3,15 +3,16 @@
 //!
 //! An engine *dies* for a request when the connection breaks or the engine is found hung while the
 //! request is on it. Then the body is a *suspect* for [`SUSPECT_FOR`], or until a request with it
-//! completes. A suspect is delivered in its *turn*: one at a time, until the first token, the end,
-//! or [`TURN`]. After [`WAIT_MAX`] it goes without a turn. If an engine dies with only one suspect
-//! on it, that body is refused for [`REFUSED_FOR`]; suspects after their first token count only if
-//! there is no other. So a bystander is refused only after two deaths. A connection that breaks
-//! alone, while more than [`FEW`] other requests go on, is no death.
+//! completes. Suspects are delivered in *turns*, one at a time: a turn lasts until the first token,
+//! the end of the response, or [`TURN`]. A suspect that has waited for [`WAIT_MAX`] is delivered
+//! without a turn. If an engine dies with only one suspect on it, that body is refused for
+//! [`REFUSED_FOR`]; a suspect after its first token counts only if there is no other. So a
+//! bystander is refused only after two deaths. A connection that breaks alone, while more than
+//! [`FEW`] other requests go on, is no death.
 //!
 //! An engine seldom dies of a stream that it had decoded for a while, and a client waits in the
-//! middle of it. So continued streams have turns of their own: one at first, and one more at a time
-//! for each that got a token, until an engine dies again.
+//! middle of it. So continued streams have separate turns: one at a time at first, and one more at
+//! a time for each stream that got a token, until an engine dies again.
 //!
 //! Bodies are recognised by a keyed hash of the length and of at most [`SAMPLES`] + 2 parts of
 //! [`PART`] bytes. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects on engines, [`BREAKS`]
@@ -47,7 +48,6 @@ const CORROBORATED_IN: Duration = Duration::from_millis(50);
 const SUSPECTS_MAX: usize = 1_024;
 /// The most suspects on engines that are remembered as such.
 const TRIALS_MAX: usize = 256;
-/// The most breaks that are remembered, of all engines.
 const BREAKS: usize = 32;
 /// Length of a part of a body that is hashed.
 const PART: usize = 256;

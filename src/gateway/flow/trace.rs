@@ -22,8 +22,8 @@ pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with data that tracing systems add. Passed on unchanged.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The most steps that are noted: a wait and a delivery for each of `retry.attempts`, and as many
-/// for falling back from an arm.
+/// The most steps that are noted: enough for a wait and a delivery of each of `retry.attempts`, and
+/// of the attempt after a fall back from an arm.
 pub const STEPS_MAX: usize = 20;
 
 /// The trace of a request.

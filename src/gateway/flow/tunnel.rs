@@ -69,8 +69,8 @@ impl TunnelRequest {
         Ok(Some(lease))
     }
 
-    /// The backend of the lease could not be connected to. Returns whether another one may be
-    /// tried, of at most `attempts`.
+    /// Reports that the leased backend could not be connected to. Returns whether another backend
+    /// may be tried; `attempts`: the most tries.
     pub fn not_connected<R: Recorder>(&mut self, lease: Lease, attempts: u32, record: &mut RecordGuard<'_, R>) -> bool {
         lease.failure(BackendFault::Connect, Instant::now());
         self.prepared.placed.request.avoid.extend(lease.server());

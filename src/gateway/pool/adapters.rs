@@ -2,14 +2,15 @@
 //!
 //! As in vLLM, an adapter gets a slot with the first request for it, and keeps the slot until no
 //! request for it is left and another adapter needs one. Requests for an adapter without a slot
-//! wait until one is free. Slots follow from the order of grants; the last probe shows how many
-//! there are. Bound: [`RECENT`] adapters without requests.
+//! wait until one is free. The order of grants shows which adapters have slots; the last probe
+//! shows the number of slots. Bound: [`RECENT`] adapters without requests.
 
 use smallvec::SmallVec;
 
 use super::served::ModelKey;
 
-/// Adapters to remember: beyond it, adapters without requests are dropped, oldest first.
+/// Adapters that are remembered. When there are more, adapters without requests are dropped, oldest
+/// first.
 const RECENT: usize = 16;
 
 /// Whether a request with an adapter can start on an engine.
@@ -46,7 +47,7 @@ impl AdapterSlots {
         self.recent.retain(|(_, requests)| *requests > 0);
     }
 
-    /// Where a request with an adapter that the engine serves would stand.
+    /// Whether a request with this adapter, which the engine serves, could start.
     pub(super) fn place(&self, adapter: ModelKey) -> AdapterPlace {
         let slots = self.slots.unwrap_or(usize::MAX);
         let own = self.recent.iter().position(|(id, _)| *id == adapter);

@@ -128,8 +128,8 @@ impl Admission {
         state.backend(backend).is_some_and(|b| *b.name == *name && b.address.endpoint == address.endpoint)
     }
 
-    /// The engine refuses the gateway's credentials: ejects the backend, unless no other one of the
-    /// pool is ready. Returns whether the refusal is new.
+    /// Notes that the engine refuses the gateway's credentials. Ejects the backend, unless no other
+    /// backend of the pool is ready. Returns whether the refusal is new.
     pub fn refused_gateway(&self, backend: BackendId, refused: RefusedGateway, now: Instant) -> bool {
         self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
@@ -233,7 +233,7 @@ impl Admission {
         self.shared.update(|state, wakers| {
             for (backend, bound) in bounds {
                 match bound {
-                    // The flags of a server hold for each rank.
+                    // The flags of a server apply to each rank.
                     Bound::Ceiling(_) => {
                         let ranks = state.ranks_of(backend).into_iter();
                         ranks.for_each(|rank| state.set_bound(rank, bound, wakers));

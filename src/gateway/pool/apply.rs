@@ -134,7 +134,8 @@ impl AdmissionState {
         for (index, slot) in self.backends.iter_mut().enumerate() {
             if let Some(backend) = slot.as_mut().filter(|_| !kept(index)) {
                 backend.service.removed = true;
-                // An engine under another name or in another pool keeps its streams.
+                // An engine that is now in the configuration under another name or pool does not
+                // leave service.
                 if engines.iter().all(|address| address.endpoint != backend.address.endpoint) {
                     backend.service_changed();
                 }

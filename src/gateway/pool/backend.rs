@@ -35,7 +35,6 @@ const TPOT_WEIGHT: f64 = 0.1;
 /// The backend's place among the backends of the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// The position in the order of the configuration.
     pub(super) position: usize,
     /// Share of new work relative to the other backends.
     pub(super) weight: f64,
@@ -122,8 +121,8 @@ impl BackendState {
         self.engine = known.engine.inherited();
     }
 
-    /// Sets one bound. Copies are cut when requests begin on an engine on trial: both together were
-    /// not tried.
+    /// Sets one bound. When requests begin on an engine on trial, copies are cut: the engine was
+    /// not tried with both.
     pub(super) fn set_bound(&mut self, bound: Bound) {
         let was_for_copies = self.bounds.is_for_copies_only();
         self.bounds.set(bound);
@@ -236,7 +235,6 @@ impl BackendState {
         }
     }
 
-    /// Whether a long prompt would get a permit.
     pub(super) fn has_permit(&self) -> bool {
         self.bounds.in_force().long_prefix.is_none_or(|long| self.occupied().long_prefills < long.slots)
     }

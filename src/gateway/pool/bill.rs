@@ -25,8 +25,8 @@ pub(super) struct Price {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bill {
-    /// The home pool of the request, and the owner there. `id` differs if another owner has the
-    /// place by the time of the correction.
+    /// The home pool of the request, and the owner there. At the correction, `id` shows whether
+    /// another owner has this place by then.
     pub(super) pool: PoolId,
     pub(super) owner: OwnerIndex,
     pub(super) id: u64,

@@ -142,14 +142,14 @@ impl Bounds {
         self.learned
     }
 
-    /// Tokens that the learned limit leaves next to the leases of this gateway, by which it was
-    /// learned. An idle backend takes any request.
+    /// Tokens that the learned limit leaves next to the leases of this gateway. The limit was
+    /// learned from such leases alone. An idle backend takes any request.
     pub(super) fn learned_room(&self, used: &CapacityUsage) -> u64 {
         let limit = self.learned.filter(|_| used.tokens > 0);
         limit.map_or(u64::MAX, |limit| limit.tokens.saturating_sub(used.tokens))
     }
 
-    /// The limits without the trial: copies explore these.
+    /// The limits without the trial, which apply to copies.
     pub(super) fn of_copies(&self) -> BackendLimits {
         let slots = self.configured.slots;
         let slots = self.ceiling.map_or(slots, |ceiling| slots.min(ceiling).max(1));

@@ -4,7 +4,7 @@
 //! failed and at least [`SAMPLES_MIN`] were seen. The rate is needed because an engine that fails
 //! every second of a hundred requests in flight never fails three in a row. The breaker counts
 //! requests, not time: a quiet backend keeps the record. The caller decides which outcomes are
-//! failures (never a 4xx).
+//! failures.
 
 /// Requests that must have been seen before the failure rate counts.
 const SAMPLES_MIN: u32 = 20;

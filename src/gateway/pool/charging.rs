@@ -107,8 +107,8 @@ impl AdmissionState {
         request.fair.is_some() && self.members(request.home).iter().any(held)
     }
 
-    /// Until when a request that waits for its owner's share waits: longer than `queue.timeout`,
-    /// because it would not time out inside the engine either.
+    /// The deadline of a request that waits for its owner's share: later than `queue.timeout`,
+    /// because inside the engine the request would not time out either.
     pub(super) fn patient(&self, request: &AdmissionRequest, deadline: Instant) -> Instant {
         let timeout = self.pools[request.home.index()].rules.queue_timeout;
         deadline.max(request.since + timeout.saturating_mul(WAIT_MAX))

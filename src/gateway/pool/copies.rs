@@ -81,7 +81,8 @@ impl AdmissionState {
         self.members(pool).iter().copied().find(|id| is_on_trial(id) && self.allows(request, *id))
     }
 
-    /// Whether a request that may use this backend waits. In most queues the first request may.
+    /// Whether a request that may use this backend waits. In most queues the first request already
+    /// may.
     fn is_waited_for(&self, backend: BackendId) -> bool {
         let Some(pool) = self.backend(backend).and_then(|found| self.pools.get(found.pool.index())) else {
             return false;

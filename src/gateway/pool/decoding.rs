@@ -2,7 +2,7 @@
 //! of streams that run, by the gateway's clock.
 //!
 //! A stream generates from the first token until its lease is returned or its client falls behind.
-//! Sums only grow, so the difference between two readings is the time in between. Bound: fixed
+//! Sums only grow, so the difference between two readings shows the time in between. Bound: fixed
 //! size.
 
 use std::sync::atomic::{AtomicU64, Ordering};

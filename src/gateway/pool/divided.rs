@@ -42,7 +42,7 @@ pub struct BackendUse {
     pub waiting: Share,
     /// The most that one waiter needs, unit by unit.
     pub need: Share,
-    /// The fewest sequences since the last look that the engine had for sure.
+    /// The fewest sequences that the engine surely had since the last call of [`Admission::uses`].
     pub settled: u32,
 }
 

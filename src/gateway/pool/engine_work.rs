@@ -108,7 +108,7 @@ impl WorkEvidence {
     }
 }
 
-/// While this lives, looks are taken at the engine of a silent stream.
+/// While this exists, the gateway reads the counters of a silent stream's engine.
 #[derive(Debug)]
 pub struct SilenceWatch {
     evidence: Arc<WorkEvidence>,

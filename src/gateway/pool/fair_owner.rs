@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 
 use super::queue::OwnerIndex;
 
-/// The owner of all requests that have no owner of their own.
+/// The owner of all requests to which no other owner applies.
 pub(super) const EVERYONE: OwnerIndex = 0;
 /// Bounds of a weight, as in the configuration.
 const WEIGHTS: (f64, f64) = (1e-3, 1e3);

@@ -1,7 +1,8 @@
-//! Capacity taken on one backend, between the state behind the lock and a lease; and how waits end.
+//! Capacity taken on one backend, as the state behind the lock passes it to a lease; and how waits
+//! end.
 //!
-//! Dropping a grant returns nothing. Only dropping [`super::Lease`] does. A grant is boxed, because
-//! it is large and is passed on through many futures.
+//! Only dropping a [`super::Lease`] returns capacity, not dropping a grant. A grant is boxed,
+//! because it is large and is passed on through many futures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,9 +60,10 @@ pub enum AdmissionDecision<L, T> {
 pub enum WaitResult<L> {
     /// With a lease.
     Granted(L),
-    /// A reload removed the pool: classify again and enter with the original arrival time.
+    /// A reload removed the pool, or the request exceeds the new limits: classify it again and
+    /// enter with the original arrival time.
     Reclassify,
-    /// The engine that the request waited for does not come.
+    /// Not served, for this reason.
     Shed(ShedReason),
     /// No engine serves the model any more.
     Unserved,

@@ -3,7 +3,7 @@
 //! - The active probe (`/health`): success puts a backend into rotation or probation,
 //!   `probe_failures` misses in a row take it down.
 //! - Requests: connect failures, 5xx except 503, and timeouts eject ([`Breaker`]). A 4xx is the
-//!   client's fault and does not count, except refused credentials of the gateway itself.
+//!   client's fault and does not count, except if the engine refuses the gateway's credentials.
 //! - Progress: an engine with requests in flight, no token for too long and counters that stand
 //!   still is hung, even if `/health` says 200.
 //!
@@ -17,8 +17,8 @@
 //! Failed responses, timeouts and refused credentials count by distinct origins
 //! (`recent_origins.rs`): while an engine serves other clients, one client's failures eject
 //! nothing. For failed responses and timeouts at most `health.max_ejected` of a pool are out at
-//! once. Refused connections and hangs are facts and always eject. Time is a parameter; draining is
-//! separate.
+//! once. Nothing keeps a backend in rotation after too many refused connections or a hang. Time is
+//! a parameter; draining is separate.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ pub enum BackendFault {
     Connect,
     /// A 5xx status, an in-stream error, a broken or unreadable response.
     Response,
-    /// No byte in time.
+    /// No token or byte in time.
     Timeout,
     /// Requests in flight and no progress at all.
     Hung,
@@ -321,9 +321,9 @@ impl BackendHealth {
     /// A request failed through the backend's fault. `spared`: why faults that requests can cause
     /// must not eject the backend.
     ///
-    /// Refused connections and hangs eject in any case. The only backend is spared, since ejecting
-    /// it would turn some failures into an outage. In probation every failure ejects, except the
-    /// first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
+    /// `spared` does not count for refused connections and hangs. The only backend is spared, since
+    /// ejecting it would turn some failures into an outage. In probation every failure ejects,
+    /// except the first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
     /// credentials ejects: the next request sends the same ones.
     pub fn failure(
         &mut self,

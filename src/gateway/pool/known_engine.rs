@@ -1,8 +1,8 @@
 //! The engine of a backend as the gateway knows it: facts that the engine reported, and refusals
 //! that correct them.
 //!
-//! `served.rs` has the facts and `serving.rs` the effect on requests. A reading counts from the
-//! moment when it began, so later refusals still count. Bound: [`REFUSALS_MAX`] refusals.
+//! `served.rs` has the facts and `serving.rs` the effect on requests. A refusal that came after a
+//! reading began still counts after the reading. Bound: [`REFUSALS_MAX`] refusals.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ const REFUSALS_MAX: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownEngine {
     pub(super) facts: Facts,
-    /// The facts must be read again: the engine was replaced, or refused a request that they
-    /// promised.
+    /// The facts must be read again: the engine was replaced, or refused a request that the facts
+    /// allow.
     pub(super) facts_due: bool,
     /// The page of routes must be read: an engine of the pool has refused a route.
     pub(super) routes_due: bool,
@@ -42,7 +42,7 @@ impl KnownEngine {
     }
 
     /// The engine was replaced. The old names stay until the new engine is read; then waiters for
-    /// one of them are judged again.
+    /// old names are judged again.
     pub(super) fn replaced(&mut self) {
         self.facts.max_model_len = None;
         self.facts_due = true;

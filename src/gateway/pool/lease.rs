@@ -210,7 +210,7 @@ impl Lease {
 
     fn end_generating(&mut self) {
         if let Some(since) = self.generates_since.take() {
-            // The last byte of the backend stands for the stream's own.
+            // The time of the backend's last byte stands for the time of this stream's last byte.
             self.grant.progress.decoding.end(since, self.grant.progress.last().max(since));
         }
     }

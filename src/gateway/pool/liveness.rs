@@ -18,7 +18,7 @@ use super::engine_work::WorkEvidence;
 pub(super) struct Progress {
     epoch: Instant,
     last_ms: AtomicU64,
-    /// Requests that wait for their client to read: this is not the backend's silence.
+    /// Requests that wait for their client to read, so that the backend does not count as silent.
     at_client: AtomicU32,
     is_leaving: AtomicBool,
     pub(super) work: Arc<WorkEvidence>,
@@ -47,7 +47,6 @@ impl Progress {
         }
     }
 
-    /// Notes whether the backend leaves service.
     pub(super) fn set_leaving(&self, is_leaving: bool) {
         self.is_leaving.store(is_leaving, Ordering::Relaxed);
     }
@@ -81,7 +80,6 @@ pub(super) struct Liveness {
     pub(super) progress: Arc<Progress>,
     /// Cancels the exchanges on the backend.
     pub(super) abort: CancellationToken,
-    /// How often the backend was found hung.
     pub(super) hangs: u64,
     /// When the liveness check first saw requests in flight, since it last saw none.
     busy_since: Option<Instant>,
@@ -98,8 +96,8 @@ impl Liveness {
         std::mem::replace(&mut self.abort, CancellationToken::new()).cancel();
     }
 
-    /// How long the backend has had `requests` in flight without sending a byte; `None` while no
-    /// request waits for a byte.
+    /// How long the backend has had `requests` in flight without sending bytes that show work;
+    /// `None` while no request waits for the backend.
     pub(super) fn silence(&mut self, requests: u32, now: Instant) -> Option<Duration> {
         if requests <= self.progress.at_client() {
             self.busy_since = None;
@@ -109,8 +107,7 @@ impl Liveness {
         Some(now.saturating_duration_since(self.progress.last().max(busy_since)))
     }
 
-    /// Since when `requests` are in flight and no byte was sent, as of the last look of the
-    /// liveness check.
+    /// Since when `requests` are in flight and no byte showed work, as of the last liveness check.
     pub(super) fn silent_since(&self, requests: u32) -> Option<Instant> {
         let busy_since = self.busy_since.filter(|_| requests > self.progress.at_client())?;
         Some(self.progress.last().max(busy_since))

@@ -13,12 +13,13 @@
 //! ```
 //!
 //! Of the owners with waiters, first by priority, the one with the lowest level is next; `queue.rs`
-//! orders its requests. A level includes running requests, so freed room goes to the owner that has
-//! least of the engines. Idle time earns no credit: see [`Owners::insert`].
+//! orders its requests. A level includes running requests, so freed room goes to the owner with the
+//! smallest part of the engines. Idle time earns no credit: see [`Owners::insert`].
 //!
-//! Bounds. Two owners that both wait for room that either could use differ by at most one request
-//! of either. Each other owner overtakes an owner at V with at most one request. [`OWNERS_MAX`]
-//! owners; further ones count as one. An ordered set finds the next owner in O(log n).
+//! Bounds. The engine time of two owners that both wait for room that either could use differs by
+//! at most one request of either. Each other owner overtakes an owner at V with at most one
+//! request. [`OWNERS_MAX`] owners; further ones count as one. An ordered set finds the next owner
+//! in O(log n).
 
 mod presence;
 mod view;
@@ -58,12 +59,12 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// The cursor behind a waiter at the overtaking limit.
+    /// The cursor after a waiter at the overtaking limit.
     pub(super) fn at_limit(self, serial: u64) -> Self {
         Self { at_limit: serial, looked: self.looked + 1, ..self }
     }
 
-    /// The cursor behind a waiter in queue order.
+    /// The cursor after a waiter in queue order.
     pub(super) fn after(self, key: QueuePosition) -> Self {
         Self { after: Some(key), looked: self.looked + 1, ..self }
     }
@@ -344,8 +345,8 @@ impl Owners {
         self.come(owner);
         let found = self.at_mut(owner);
         found.running += 1;
-        // Estimates reserve room for long outputs. If they were charged in full, each end would
-        // give much back to the owner, and with it turns.
+        // Estimates reserve room for long outputs. If they were charged in full, the end of each
+        // request would give much back to the owner, and with it more turns.
         let (estimate, output) = (output, (output as f64 * found.output_ratio).ceil() as u64);
         let start = if found.queue.is_empty() { found.level.0.max(v) } else { found.level.0 };
         let work = price.of(computed, output);

@@ -4,8 +4,9 @@
 //! for that engine. A later request that shares them should find them cached, until the engine has
 //! written as many tokens as the KV cache holds (vLLM evicts the least recently used blocks). A
 //! beginning that more than [`HOLDERS`] engines have, or that continues in more than that many
-//! ways, such as a system prompt, counts as known to the whole pool. Conversations stay where they
-//! are by their own part. Wrong predictions are forgotten: see [`EngineCache::observe`].
+//! ways, such as a system prompt, counts as known to the whole pool. A conversation still goes to
+//! its engine, because of the part of the prompt that no other shares. Wrong predictions are
+//! forgotten: see [`EngineCache::observe`].
 //!
 //! Bounds: two generations of [`GENERATION`] beginnings for each pool, 17 MB, allocated with the
 //! first request. A beginning that is not used while the younger generation fills is forgotten.
@@ -156,7 +157,8 @@ struct Holders {
 
 impl Holders {
     /// Another beginning continues this one. A beginning that many prompts share is worth a copy on
-    /// each engine, which costs one request; otherwise it would draw all of them to one engine.
+    /// each engine, which costs one prefill; otherwise it would draw all these prompts to one
+    /// engine.
     fn continue_differently(&mut self) {
         self.continued = self.continued.saturating_add(1);
         if usize::from(self.continued) > HOLDERS {

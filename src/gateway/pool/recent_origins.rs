@@ -23,8 +23,8 @@ use crate::origin::Origin;
 /// Origins that are remembered for each backend.
 pub(super) const ORIGINS_MAX: usize = 8;
 pub(super) const RECENT: Duration = Duration::from_secs(10);
-/// How long an origin counts as a client of the backend: the longest default ejection, during which
-/// no request ends.
+/// How long an origin counts as a client of the backend: as long as the longest default ejection,
+/// because no request ends during an ejection.
 pub(super) const PRESENT: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,6 @@ struct Latest {
 pub(super) struct Votes {
     /// Origins whose latest request failed.
     pub(super) failing: usize,
-    /// All origins.
     pub(super) all: usize,
 }
 

@@ -80,8 +80,8 @@ impl AdmissionState {
     }
 
     /// Reserves the backend with the least to finish before a waiter fits, in the first of the
-    /// waiter's pools that can take it at all. Does nothing if another waiter that is served before
-    /// has that pool's reservation.
+    /// waiter's pools that can take it at all. Does nothing if that pool's reservation belongs to a
+    /// waiter that is served before this one.
     pub(super) fn reserve(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiting(id) else { return };
         let serial = waiter.key.serial();

@@ -197,7 +197,7 @@ pub enum Lack {
     Model(ModelKey),
     /// It does not have the route.
     Route(Route),
-    /// The prompt is longer than the context limit, which the engine has named or not.
+    /// The prompt is longer than the context limit; the limit, if the engine has named it.
     Length(Option<u64>),
     /// It does not have the data-parallel rank.
     Rank,

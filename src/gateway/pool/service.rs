@@ -37,7 +37,6 @@ pub(super) struct Service {
     pub(super) own_cordon: Cordon,
     /// Another gateway runs the engine, and drains or starts it.
     pub(super) closed: bool,
-    /// How long a start of the engine takes.
     pub(super) start_takes: Option<Duration>,
     /// When the starting engine is expected to be ready.
     pub(super) ready_at: Option<Instant>,
@@ -61,7 +60,7 @@ impl Service {
         !self.draining && !self.removed
     }
 
-    /// Whether running requests are waited for, and no others come.
+    /// Whether the backend only finishes running requests.
     pub(super) fn is_leaving(&self) -> bool {
         !self.is_wanted() || self.cordon() == Cordon::Draining
     }

@@ -1,13 +1,12 @@
 //! How the facts of engines take part in admission; `served.rs` has the facts and the rule.
 //!
-//! The wants of a request are determined when it enters, and for every waiter when facts change: it
-//! then goes to an engine that serves it now. If the last engine that listed the model drops it,
-//! and no other engine may serve it, the request is refused at once. An engine that starts, drains
-//! or must be read again may serve every model.
+//! The wants of a request are determined when it enters, and for every waiter when facts change:
+//! the request then goes to an engine that serves it now. If the last engine that listed the model
+//! drops it, and no other engine may serve it, the request is refused at once. An engine that
+//! starts, drains or must be read again may serve every model.
 //!
-//! A reading counts from the moment when it began: later refusals still count. Bounds: a reading
-//! looks once at every waiter of the pools that reach the engine; a refusal of a model or a route
-//! only at waiters with it.
+//! Bounds: a reading looks once at every waiter of the pools that reach the engine; a refusal of a
+//! model or a route only at waiters with it.
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -75,8 +74,8 @@ impl Admission {
     }
 
     /// Whether an engine of the request's pools would serve it once the engine is there and has
-    /// room, according to the engines. Engines that are stopped for good, and engines that the
-    /// request avoids, do not count.
+    /// room, according to the engines. Engines that are down or idle, and engines that the request
+    /// avoids, do not count.
     pub fn may_serve_later(&self, request: &AdmissionRequest) -> bool {
         let state = self.shared.lock();
         let members = request.pools().flat_map(|pool| state.members(pool));
@@ -90,8 +89,9 @@ impl Admission {
 }
 
 impl Lease {
-    /// The engine has refused the request because of a model, a route or a length. The refusal
-    /// counts until the next reading, which is soon; a refusal of a route counts for some seconds.
+    /// The engine has refused the request because of a model, a route, a length or the rank. The
+    /// refusal counts until the next reading, which is soon; a refusal of a route counts for some
+    /// seconds.
     pub fn refused_by_engine(&self, lack: Lack, now: Instant) {
         self.shared().update(|state, wakers| state.correct(self.backend(), lack, now, wakers));
     }

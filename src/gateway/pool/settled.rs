@@ -58,7 +58,7 @@ impl Settled {
         self.least = self.least.min(self.sure.saturating_sub(at_client));
     }
 
-    /// The fewest requests that counted since the last look.
+    /// The fewest requests that counted since the last call.
     pub(super) fn look(&mut self, at_client: u32) -> u32 {
         let now = self.sure.saturating_sub(at_client);
         let least = self.least.min(now);

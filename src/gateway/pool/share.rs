@@ -1,8 +1,7 @@
 //! An amount of the capacity of one backend, by which several gateways divide it; `foreign.rs` has
 //! the rules.
 //!
-//! It has the same four units as `capacity.rs`. Where there is no limit, the amount is
-//! [`UNLIMITED`], so that sums do not overflow.
+//! Where there is no limit, the amount is [`UNLIMITED`], so that sums do not overflow.
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;

@@ -1,17 +1,17 @@
 //! An owner's share of the prefill of a pool, while it shares the pool with other owners.
 //!
-//! An engine computes prompts in the order of arrival, so all that one owner has sent precedes the
-//! next prompt of another, even in fair order. For an owner with the share `s` by weight, in a pool
-//! of `N` engines:
+//! An engine computes prompts in the order of arrival, so all prompts that one owner has sent
+//! precede the next prompt of another owner, even if the gateway's queue is fair. For an owner with
+//! the share `s` by weight, in a pool of `N` engines:
 //!
 //! - On one engine it has at most `s x` [`AHEAD`] prompt tokens to compute, or a single prompt.
-//! - Large prompts are on at most `max(1, floor(s x N))` engines at a time.
+//! - Its large prompts are on at most `max(1, floor(s x N))` engines at a time.
 //! - While the small prompts of all owners on one engine come to [`QUEUED`] tokens, only owners
 //!   with fewer running requests than `s` of all send further prompts to that engine.
 //!
 //! With two owners and two engines, one engine is always free of the large prompts of either, and
 //! `least_work` places the other owner's small prompts there. One prompt keeps an engine busy, so
-//! this costs little throughput: the rest is kept only for owners that were there a moment ago
+//! this costs little throughput. Prefill is kept only for owners that had requests a moment ago
 //! (`owners/presence.rs`). An owner alone has no bound. Bound: one entry per engine with a prompt
 //! in prefill.
 

@@ -8,7 +8,7 @@
 //! here.
 //!
 //! A pool that may have no engine (`PoolRules::hold`) holds requests: while no backend is in
-//! rotation, they wait minutes for the first one. Their queue asks for the start. They are shed
+//! rotation, they wait minutes for the first one. Waiting requests cause the start. They are shed
 //! when the start fails and no other engine is coming. A request that another backend has failed,
 //! or that only one backend can serve, is not held.
 

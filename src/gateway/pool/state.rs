@@ -30,7 +30,6 @@ use sluice_core::openai::{ShedReason, TooLarge};
 /// Wakers to run once the lock is released.
 pub(super) type Wakers = SmallVec<[Waker; 4]>;
 
-/// The members and the queue of one pool.
 #[derive(Debug)]
 pub(super) struct PoolState {
     pub(super) name: Arc<str>,
@@ -81,7 +80,7 @@ pub(super) struct Waiter {
     /// allocation, and the seconds of prefill ahead.
     pub(super) outcome: Option<WaitResult<(BackendId, Allocation, f64)>>,
     pub(super) waker: Option<Waker>,
-    /// The count of grants that may overtake the waiter, at the entry.
+    /// The count, when the waiter entered, of grants that may overtake it.
     pub(super) grants_before: u64,
     /// No request that arrives later than this overtakes the waiter.
     pub(super) not_overtaken_after: Instant,
@@ -100,7 +99,7 @@ pub(super) struct AdmissionState {
     pub(super) waiters: Vec<Option<Waiter>>,
     pub(super) free: Vec<WaiterId>,
     serial: u64,
-    /// Number of looks for waiters so far; see `dispatch.rs`.
+    /// Number of dispatches so far; see `dispatch.rs`.
     pub(super) looks: u64,
     pub(super) pinned: usize,
     pub(super) grants: u64,
@@ -193,7 +192,7 @@ impl AdmissionState {
         }
     }
 
-    /// Room for a request that does not wait.
+    /// Grants a request that does not wait, if there is room.
     pub(super) fn try_enter(&mut self, mut request: AdmissionRequest, wakers: &mut Wakers) -> Option<Box<Grant>> {
         if self.is_removed(request.home) {
             return None;
@@ -263,7 +262,8 @@ impl AdmissionState {
         if !self.waits_for_share(&untried) {
             return AdmissionDecision::Queued(id, deadline);
         }
-        // No backend was picked that the owner's share bars, so none was offered.
+        // A backend on which the owner's prefill share is used up is not picked, so no offer has
+        // noted that the waiter is held.
         self.pools[home.index()].queue.hold();
         AdmissionDecision::Queued(id, self.patient(&untried, deadline))
     }

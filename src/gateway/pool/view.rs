@@ -97,7 +97,7 @@ pub struct BackendView {
     pub prefill_rate: f64,
     /// When the prefill rate was last observed; `None`: it is a guess.
     pub prefill_seen: Option<Instant>,
-    /// Since when the backend has had requests in flight and sent no byte.
+    /// Since when the backend has had requests in flight and sent no byte that shows work.
     pub silent_since: Option<Instant>,
     /// The engine's context limit, if it reported one.
     pub max_model_len: Option<u64>,

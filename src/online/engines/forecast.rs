@@ -19,7 +19,6 @@ use crate::observe::recent::RecentRequest;
 /// to which the simulator was not fitted (`.github/docs/measurements/simulator.md`).
 const SPREAD: f64 = 0.2;
 const SPREAD_COUNTS: f64 = 4.0;
-/// Measured changes kept.
 const REMEMBERED: usize = 100;
 
 /// A change that may help.

@@ -40,7 +40,7 @@ use sluice_config::{Config, Experiment};
 
 /// A simulation without an answer after this time has failed.
 const SIMULATED: Duration = Duration::from_secs(3_600);
-/// After this time without a look, the gateway stood still and missed events.
+/// A longer time without a look shows that the gateway stood still and missed events.
 const STOOD_STILL: Duration = Duration::from_secs(60);
 /// How long a value that failed stays closed: at first, and at most.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(6 * 3_600), Duration::from_secs(7 * 24 * 3_600));

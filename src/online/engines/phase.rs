@@ -49,7 +49,7 @@ pub(crate) enum Step {
     Recovery(Measure),
     Compared(Measure),
     Promotion(Restart),
-    /// An engine is watched after its restart.
+    /// An engine is watched after the restart.
     Watched(Measure),
     Return(Restart),
 }

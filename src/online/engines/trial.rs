@@ -1,9 +1,9 @@
 //! The stages of a change other than the comparison: restarts, copies, recovery and promotion.
 //!
-//! An engine that is absent, or whose restart is blocked, is waited for at most [`BLOCKED`]. The
-//! canary gets copies until it has served enough of them ([`COPIES_SERVED`], [`COPIES_SOON`]). Then
-//! all engines serve the backlog for at most [`RECOVERY`]. Each time that requests have waited for
-//! [`RAMP`], changed engines get a little more load than their copies proved.
+//! The tuner waits at most [`BLOCKED`] for an engine that is absent or whose restart is blocked.
+//! The canary gets copies until it has served enough of them ([`COPIES_SERVED`], [`COPIES_SOON`]).
+//! Then all engines serve the backlog for at most [`RECOVERY`]. Each time that requests have waited
+//! for [`RAMP`], changed engines get a little more load than their copies proved.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ const HELD_UP: Duration = Duration::from_secs(30);
 const RAMP: Duration = Duration::from_secs(5);
 /// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);
-/// How long an engine is watched after its restart in promotion.
+/// How long an engine is watched after the restart in promotion.
 const WATCHED: Duration = Duration::from_secs(60);
 /// How long a restart may be blocked.
 pub(super) const BLOCKED: Duration = Duration::from_secs(900);
@@ -92,7 +92,7 @@ impl EngineTuner {
             return self.trial_mut().into_iter().for_each(|trial| trial.return_next(&backend, look.now));
         }
         if !returns && (look.waits.is_some() || self.restarts_left(look.now) == 0) {
-            // A promotion waits for the hour, a canary that has not begun does not.
+            // A promotion waits until restarts are permitted, a canary that has not begun does not.
             if stage == Stage::Promotion {
                 // The longest wait counts from the permission.
                 self.with_restart(|own| own.since = look.now);

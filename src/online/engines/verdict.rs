@@ -16,9 +16,9 @@ use super::phase::{EngineTrial, Phase, Restart, Step};
 use crate::event::{Event, EventKind};
 use crate::observe::arms::ArmDifference;
 
-/// Least gain as a share of the loss, ..
+/// Least gain as a share of the loss.
 pub(super) const ENGINE_GAIN: f64 = 0.05;
-/// .. and as a loss.
+/// Least gain as a difference of losses.
 pub(super) const ENGINE_GAIN_MIN: f64 = 0.005;
 /// Confidence of the verdict on a canary, at all times together.
 const CANARY_CONFIDENCE: f64 = 0.99;
@@ -30,7 +30,7 @@ const BATCHES: usize = 12;
 /// ln of the evidence that the canary fails more often. Chance reaches it in at most 1 of 100
 /// comparisons, however often they are looked at.
 pub(super) const SURGE: f64 = 4.6;
-/// The difference found soonest, as a share of the control's loss.
+/// The difference that a comparison should find soonest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
 const REST: Duration = Duration::from_secs(300);
 const FAILURES: u32 = 2;

@@ -11,7 +11,7 @@ use super::{engines, load};
 use sluice_core::vllm::metrics::STEP_TOKENS;
 
 /// Upper bound on the probability that a long prompt has a large step, and the logarithm of the
-/// chance below which missing large steps are no chance.
+/// probability below which an engine without large steps is no coincidence.
 const SURE_STEP: f64 = 0.95;
 const LN_CHANCE: f64 = -12.0;
 
@@ -49,7 +49,7 @@ fn flags(minute: &Minute<'_>, found: &mut Vec<Finding>) {
 fn started(pool: &PoolFacts) -> Option<String> {
     let mut known = pool.backends.iter().filter(|backend| !backend.flags.is_empty());
     let first = known.next()?;
-    // Engines on one host have ports of their own.
+    // Engines on one host have different ports.
     let is_port = |flag: &str| flag.split('=').next().is_some_and(|name| name == "port" || name.ends_with("-port"));
     let lacks = |flag: &String, other: &BackendFacts| !is_port(flag) && !other.flags.contains(flag);
     let differ = |one: &BackendFacts, other: &BackendFacts| one.flags.iter().any(|flag| lacks(flag, other));
@@ -84,7 +84,7 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
             // A prompt counts when it ends; its steps may be earlier.
             let begun = since.map(|page| engine.large_prompts[index] - page.large_prompts[index] - page.running);
             let prompts = begun.fold(0.0, f64::max);
-            // With the flags of the other engine, this would be a very rare chance.
+            // With the flags of the other engine, this would be a rare coincidence.
             (prompts * chance <= LN_CHANCE).then(|| {
                 format!(
                     "{name} computes at most {tokens} tokens in a step, in {prompts:.0} longer prompts; {widest} computed more in {:.0} steps",

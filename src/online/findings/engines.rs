@@ -1,5 +1,5 @@
 //! The rules about one engine: silent, down, failing, slow, short of memory or of adapter slots, or
-//! behind a slow way. The most specific cause counts.
+//! behind a slow network. The most specific cause counts.
 //!
 //! An engine is compared with the other engines of its pool. Metrics pages are sums since the
 //! engine's start, in seconds and numbers.
@@ -26,7 +26,7 @@ const BUSIER: f64 = 1.3;
 const VALUES_FEW: f64 = 4.0;
 /// Seconds after which silence is a cause: with a page that shows no work, and without one.
 const SILENT_S: (f64, f64) = (10.0, 40.0);
-/// How much later than the engine the gateway sees first tokens over a slow way, compared with
+/// How much later than the engine the gateway sees first tokens over a slow network, compared with
 /// other engines or the past: seconds, and relative to the engine's own time.
 const WAY: (f64, f64) = (0.03, 0.4);
 /// Fewest first tokens in a minute for this comparison.

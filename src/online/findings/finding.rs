@@ -14,7 +14,7 @@ pub enum Cause {
     EngineDown,
     /// An engine is slower than the others of its pool.
     SlowEngine,
-    /// The way to one engine is slow.
+    /// The network path to one engine is slow.
     SlowNetwork,
     /// An engine preempts requests, because its KV cache is full.
     KvCacheFull,

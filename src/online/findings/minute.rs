@@ -1,4 +1,4 @@
-//! One pool in the last minute and in the hour before, with the symptoms without which a change
+//! One pool in the last minute and in the hour before, and its symptoms. A change without a symptom
 //! needs no action.
 //!
 //! | symptom | bound |
@@ -14,9 +14,9 @@ use sluice_gateway::telemetry::totals::Totals;
 /// Values that a comparison needs.
 pub(super) const VALUES_MIN: f64 = 8.0;
 const SHED_MIN: f64 = 3.0;
-/// First tokens are late from this factor over the past mean on, ..
+/// First tokens are late if the mean is at least this multiple of the past mean.
 const LATER: f64 = 1.5;
-/// .. and this many seconds above the past mean.
+/// The mean must also be this many seconds above the past mean.
 const LATER_S: f64 = 0.03;
 /// KV use up to which an engine has room.
 pub(super) const ROOM: f64 = 0.7;
@@ -133,7 +133,7 @@ impl<'a> Minute<'a> {
         Some(DecodeSums { seconds: now.seconds - before.seconds, tokens: now.tokens - before.tokens })
     }
 
-    /// The engine's page a minute ago, or at its start, and now.
+    /// The engine's page a minute ago, or at the start, and now.
     pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(PageFacts, PageFacts)> {
         let looks = self.looks.iter().take(self.of_minute);
         let pages: Vec<PageFacts> = looks.map_while(|look| look.backend(&backend.name)?.engine).collect();

@@ -1,9 +1,9 @@
 //! Findings: causes of slow requests, each with a sentence, evidence, and what to do.
 //!
 //! Every [`LOOK`] the gateway passes its [`Facts`]. The last [`RECENT`] are compared with the hour
-//! before ([`causes`]). A cause seen in [`RAISE`] looks in a row becomes a finding, and goes after
-//! [`CLEAR`] looks in a row without it: within two minutes of its cause. One cause of a pool's load
-//! is shown at a time.
+//! before ([`causes`]). A cause seen in [`RAISE`] looks in a row becomes a finding. The finding
+//! ends after [`CLEAR`] looks in a row without the cause, or [`CLEAR_BACKLOG`]. One cause of a
+//! pool's load is shown at a time.
 //!
 //! Bounds: [`SAMPLES_MAX`], [`FINDINGS_MAX`]. Pure: time is a parameter.
 
@@ -223,8 +223,8 @@ impl Findings {
         change
     }
 
-    /// Whether the finding about the load is the backlog of another one. A finding that the load
-    /// changed is shown besides one about its state.
+    /// Whether the finding about the load is the backlog of another one. A finding about a change
+    /// of the load is shown next to one about its state.
     fn is_backlog(&self, finding: &Finding) -> bool {
         let explains = |seen: &Seen| {
             let earlier = &seen.finding;

@@ -144,8 +144,8 @@ impl Traffic {
     }
 }
 
-/// The causes found within two minutes of `plant`, called before each look, after ten minutes of
-/// good traffic, which has none. They go with `plant`.
+/// The causes found within two minutes after the first call of `plant`, which is called before each
+/// look. Ten minutes of good traffic before have no finding. The causes end with `plant`.
 fn found(engines: usize, plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
     found_in(Traffic::new(engines), plant)
 }

@@ -113,7 +113,7 @@ impl Controller {
         // Of later arrivals, only the fast ones have ended.
         let until = asked.since.saturating_sub(self.horizon);
         let recent = recent();
-        // Before the first known admission, none or only the slowest are known.
+        // Before the first known admission, no requests or only the slowest are known.
         let known = recent.iter().map(|request| request.at + request.waited).min().unwrap_or_default();
         let from = until.saturating_sub(SIMULATED_SPAN).max(self.load_since.min(asked.window)).max(known);
         // A simulation that begins earlier, with all engines, would not show the queue that an

@@ -7,9 +7,9 @@
 //!
 //! A change stays if the mean loss of later arrivals falls by more than chance and by
 //! [`least_gain`]. It is undone at once when the loss is clearly higher, otherwise at the end.
-//! Where objectives are met, nothing is tried. A trial is undone without a verdict when the leave
-//! to act ends ([`Acting`]), a backend enters or leaves rotation, the engines change, or the clock
-//! goes backwards.
+//! Where objectives are met, nothing is tried. A trial is undone without a verdict when the
+//! permission to act ends ([`Acting`]), a backend enters or leaves rotation, the engines change, or
+//! the clock goes backwards.
 
 use std::time::Duration;
 
@@ -38,9 +38,9 @@ pub(super) const MEASURED_MAX: Duration = Duration::from_secs(120);
 pub(super) const QUIET: Duration = Duration::from_secs(1_200);
 /// Loss at which a first look suffices to try a change.
 const FIRST_LOOK_LOSS: f64 = 0.5;
-/// Least gain as a share of the loss, ..
+/// Least gain as a share of the loss.
 const LIMITS_GAIN: f64 = 0.03;
-/// .. or as a loss: where all are late, the gain from 7 % shorter times.
+/// A gain that always suffices: if all requests are late, the gain from 7 % shorter times.
 const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors by which the loss must fall before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
@@ -49,7 +49,7 @@ const ERRORS: f64 = 2.5;
 const ERRORS_AT_END: f64 = 0.7;
 /// Standard errors for a first look, which is repeated.
 const ERRORS_SOON: f64 = 3.0;
-/// Ratio of the loss of a harmful trial at a first look.
+/// Ratio of losses above which a trial is harmful at a first look.
 const WORSE: f64 = 1.3;
 /// A trial ends at once at a loss above this offset plus this factor times the worst ten seconds
 /// before.
@@ -128,7 +128,6 @@ pub struct Controller {
     pub(crate) acting: Acting,
     /// The proposed change, and the score behind it.
     pub(crate) proposals: Proposals<(Move, Score)>,
-    /// Proposals so far.
     pub(super) proposed: u64,
     /// Score and conclusion of the last judged window.
     pub(crate) belief: (Score, String),
@@ -232,7 +231,7 @@ impl Controller {
         self.state = State::Settling(now + LIMITS_SETTLE.0, now + LIMITS_SETTLE.1, None);
     }
 
-    /// A change on trial is undone without leave to act.
+    /// Without permission to act, a change on trial is undone.
     pub fn set_acting(&mut self, acting: Acting, now: Duration) -> Action {
         if std::mem::replace(&mut self.acting, acting) == acting {
             return Action::Wait;

@@ -9,7 +9,7 @@
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! Limits are lowered from their highest use.
+//! A limit is lowered from the highest use, not from the present value.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use crate::observe::lengths::Lengths;
 use crate::observe::loss::Cause;
 use crate::observe::window::{PoolWindow, Window};
 
-/// A cause with a smaller share of the lost time is left alone: it limits the gain, and a trial
-/// costs requests.
+/// A cause with a smaller share of the lost time is left alone: the share limits the gain, and a
+/// trial costs requests.
 const CAUSE_SHARE: f64 = 0.25;
 /// Lengths with a smaller share of the prompt tokens do not matter to a threshold.
 const LENGTHS_SHARE: f64 = 0.05;
@@ -33,14 +33,15 @@ const HELD_UP: f64 = 0.25;
 const MUCH: f64 = 0.05;
 /// Share of the neighbour's loss per request below which a pool is idle.
 const IDLE: f64 = 0.25;
-/// Slots over demand, which varies and grows with the number of requests at once.
+/// Ratio of raised slots to the demand, which varies, and grows with the number of requests at
+/// once.
 const DEMAND_MARGIN: f64 = 1.5;
-/// Slots stay above this multiple of the demand, ..
+/// Slots stay above this multiple of the demand.
 const NEED_MARGIN: f64 = 1.15;
-/// .. above the demand of all backends plus this many square roots, which random arrivals exceed 2
-/// % of the time, ..
+/// Slots also stay above the demand of all backends plus this multiple of the demand's square root,
+/// which random arrivals exceed 2 % of the time.
 const NEED_DEVIATIONS: f64 = 2.0;
-/// .. and above this multiple of the widest request.
+/// Slots also stay above this multiple of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;
 /// Largest share of the context of the engines below a boundary, to leave room for output.
 const CONTEXT_SHARE: f64 = 0.5;
@@ -61,7 +62,8 @@ pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, boun
     found
 }
 
-/// A threshold with most of the tokens, but not most of the prompts, above it.
+/// A threshold with at least [`BOUNDARY_SHARE`] of the tokens, but not most of the prompts, above
+/// it.
 fn long_prompts(lengths: &Lengths, bounds: &LimitRange) -> Option<u64> {
     let found = lengths.next_below(u64::MAX, BOUNDARY_SHARE).filter(|found| *found >= bounds.threshold.0)?;
     (lengths.share_above(found) <= LONG_SHARE).then_some(found)
@@ -309,7 +311,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Adds a threshold: one permit for the prompts with most of the tokens.
+    /// Lowers the threshold, or adds one with the fewest permits.
     fn lower_threshold(&mut self, why: &str) {
         let own = self.own();
         let lengths: &Lengths = &self.seen.lengths;

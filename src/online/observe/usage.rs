@@ -15,11 +15,11 @@ pub struct Usage {
     pub moments: u32,
     /// Moments with a queue.
     pub waiting: u32,
-    /// Moments with a queue at which no backend had a free slot, ..
+    /// Moments with a queue at which no backend had a free slot.
     pub no_slots: u32,
-    /// .. no free prefill permit.
+    /// Moments with a queue at which no backend had a free prefill permit.
     pub no_permits: u32,
-    /// .. no room for prompt tokens in prefill.
+    /// Moments with a queue at which no backend had room for prompt tokens in prefill.
     pub no_prefill: u32,
     /// Length of the queue at the last moment.
     pub queue: usize,

@@ -4,7 +4,7 @@
 //! rises with the load, so a rising sequence is fitted (isotonic regression, pool adjacent
 //! violators; Robertson, Wright and Dykstra 1988). The capacity is the highest load whose fitted
 //! share of misses is allowed. Where no seen load was too high, a load one step above is tried, or
-//! more where requests kept far from their bounds.
+//! more where requests stayed far below their bounds.
 //!
 //! A miss counts at the highest load of the last [`BLAME`] minutes, because the load at arrival
 //! caused it. Bounds: [`CLASSES`].
@@ -20,7 +20,7 @@ const BLAME: usize = 3;
 const KEPT: f64 = 0.999_518_8;
 /// Judged requests that a class needs.
 const ENOUGH: f64 = 100.0;
-/// Factor to try where requests kept far from their bounds.
+/// Factor to try where requests stayed far below their bounds.
 const FAR: f64 = 1.5;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

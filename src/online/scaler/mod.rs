@@ -227,7 +227,7 @@ impl Scaler {
         if look.queue + look.in_flight > 0 || look.tally.ended > 0.0 {
             self.used = now;
         }
-        // Short permits or slots cause a queue at every look.
+        // A shortage of permits or slots shows as a queue at every look.
         self.waiting_since = if look.queue == 0 { None } else { self.waiting_since.or(Some(now)) };
     }
 

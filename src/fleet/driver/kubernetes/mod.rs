@@ -1,8 +1,8 @@
 //! The driver of an engine in a pod of a StatefulSet.
 //!
 //! A start applies the flags as arguments of the container ([`set`]). If the pod is still the
-//! stopped one, the start replaces it; the platform starts the new pod. So a stop only lets the pod
-//! go: it is out of rotation, and the platform gives no device to two pods. If the platform
+//! stopped one, the start replaces it; the platform starts the new pod. So a stop does nothing to
+//! the pod, which is out of rotation: the platform gives no device to two pods. If the platform
 //! replaced or restarted the pod (a drained node, a crash), the engine has ended: it returns to
 //! rotation like any other, without a second replacement.
 //!
@@ -10,8 +10,8 @@
 //! before any stop, and lets an engine with other arguments serve, with a [`Driver::remark`]. While
 //! the API server is away, the state is unknown and nothing is changed.
 //!
-//! Bounds: a look per [`LOOK`]; a replacement takes the pod's grace period and [`REPLACED`] at
-//! most.
+//! Bounds: one reading of a pod per [`LOOK`]; a replacement takes the pod's grace period and
+//! [`REPLACED`] at most.
 
 mod set;
 

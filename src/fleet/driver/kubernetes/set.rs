@@ -54,7 +54,6 @@ pub(super) fn plan(
     }
 }
 
-/// The arguments of a container.
 pub(super) fn args_of(spec: Option<&PodSpec>, container: &str) -> Option<Vec<String>> {
     let is_it = |found: &&Container| found.name == container;
     spec?.containers.iter().find(is_it).map(|found| found.args.clone().unwrap_or_default())

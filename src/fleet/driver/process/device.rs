@@ -2,7 +2,7 @@
 //!
 //! The memory of an ended process may stay in use for a moment. An engine that starts then fails
 //! with "Free memory on device ... is less than desired", or measures too little free memory. So
-//! after a stop, memory must return to its value before the start, within [`SLACK_MIB`], in two
+//! after a stop, memory must return to the value before the start, within [`SLACK_MIB`], in two
 //! readings in a row.
 //!
 //! There is no wait without `nvidia-smi`, or when engines of this gateway share a device. If an
@@ -35,7 +35,6 @@ const ANY_DEVICE: u16 = u16::MAX;
 /// Running engines of this process per device.
 static ENGINES_ON_DEVICE: Mutex<Option<HashMap<u16, u32>>> = Mutex::new(None);
 
-/// The devices of one engine.
 #[derive(Debug)]
 pub(super) struct Devices {
     program: OsString,
@@ -65,8 +64,8 @@ impl Devices {
         Self { program: program.into(), indices }
     }
 
-    /// The devices of an engine: as configured, else from `CUDA_VISIBLE_DEVICES` for the engine, or
-    /// else ours.
+    /// The devices of an engine: as configured, else from `CUDA_VISIBLE_DEVICES` for the engine,
+    /// else from the gateway's.
     pub(super) fn of(launch: &Launch) -> Self {
         let inherited = || std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let visible = launch

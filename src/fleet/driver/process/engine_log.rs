@@ -27,15 +27,12 @@ use crate::driver::{LogLines, Redactor, StartProgress};
 use crate::state_folder;
 use sluice_core::vllm::logs::{FORM, LogForm, Movement, StartFollower, StartPhase};
 
-/// Pause between two reads of the file.
 pub(super) const READ_INTERVAL: Duration = Duration::from_millis(100);
-/// Lines kept in memory.
 pub(super) const LINES_MAX: usize = 1_000;
 /// Bytes kept of a line; the rest is dropped.
 const LINE_MAX: usize = 4_096;
 /// A file of more bytes is rotated.
 const FILE_MAX: u64 = 32 << 20;
-/// Rotated files kept.
 const OLD_FILES: u32 = 3;
 /// Most bytes read at once; the rest waits for the next read.
 const READ_MAX: u64 = 4 << 20;

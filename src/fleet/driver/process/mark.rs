@@ -87,7 +87,7 @@ impl Marks {
         self.has_token(mark) || is_earlier()
     }
 
-    /// The own user's processes that carry a mark with the token, and the marks.
+    /// The processes of the gateway's user that carry a mark with the token, and the marks.
     pub(super) fn find(&self) -> impl Iterator<Item = (ProcessEntry, String)> {
         let own = own_user();
         let marked = move |entry: ProcessEntry| {
@@ -97,7 +97,7 @@ impl Marks {
         table::all().into_iter().filter(ProcessEntry::is_alive).filter_map(marked)
     }
 
-    /// Whether a process of the own user carries a mark of the backend, of this or an earlier
+    /// Whether a process of the gateway's user carries a mark of the backend, of this or an earlier
     /// version. Only for decisions that touch no process.
     pub(super) fn is_carried(&self) -> bool {
         let (own, prefix) = (own_user(), self.prefix());

@@ -24,7 +24,6 @@ use crate::driver::{EngineFailure, EngineIdentity};
 use crate::launch::LaunchPlan;
 use sluice_core::vllm::failure::{Exit, FailureClass};
 
-/// Time between scans of the process table.
 const SCAN_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An engine that runs, or has ended and was not stopped.
@@ -40,7 +39,6 @@ pub(super) struct Monitor {
     _device_use: DeviceUse,
 }
 
-/// State shared by the monitor and the thread.
 #[derive(Debug)]
 struct Shared {
     identity: ProcessIdentity,
@@ -163,7 +161,7 @@ impl Monitor {
         self.shared.scan()
     }
 
-    /// Reaps the leader and returns its exit. Then the process id must not be signalled any more.
+    /// Reaps the leader and returns the exit. Then the process id must not be signalled any more.
     pub(super) fn reap_leader(&self) -> Option<Exit> {
         let exit = self.exit();
         if self.shared.child {

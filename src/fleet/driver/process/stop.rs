@@ -24,7 +24,6 @@ use super::table::{self, ProcessEntry};
 use crate::driver::{EngineFailure, StopRules, Stopped};
 use sluice_core::vllm::failure::FailureClass;
 
-/// Pause between two scans of the process table.
 const SCAN_INTERVAL: Duration = Duration::from_millis(25);
 
 /// Ends all processes of an engine that was started on `port`.

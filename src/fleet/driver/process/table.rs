@@ -116,11 +116,9 @@ pub(crate) fn user_of(pid: i32) -> Option<u32> {
 /// The features that the processes of one engine share.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership<'a> {
-    /// The leader of the session.
     pub(crate) leader: i32,
     /// When the leader started; older processes do not belong.
     pub(crate) started: u64,
-    /// The value of [`MARK`].
     pub(crate) mark: &'a str,
     /// Processes found to belong earlier.
     pub(crate) known: &'a HashSet<ProcessId>,

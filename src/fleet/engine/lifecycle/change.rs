@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::blocked::RestartBlocked;
 
-/// A requested change.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ChangeRequest<S> {
     /// Number of the change; grows.
@@ -20,7 +19,6 @@ pub(crate) struct ChangeRequest<S> {
     pub hold: bool,
 }
 
-/// A change under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Change<S> {
     /// Number of the change; grows.

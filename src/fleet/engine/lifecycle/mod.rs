@@ -55,7 +55,6 @@ impl StepFailure {
     }
 }
 
-/// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The effect is complete. In `Serve`: the settling time has passed.
@@ -116,7 +115,6 @@ pub(crate) struct Lifecycle<S> {
     then: AfterStop,
     /// Times of unplanned restarts, oldest first; at most one more than the budget.
     restarts: Vec<u64>,
-    /// Unplanned restarts in a row.
     attempts: u32,
     /// The settings came from a new configuration at a start, not from the last change.
     #[serde(default)]
@@ -227,8 +225,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             (Step::Drain, Event::Done) if self.resting && self.sleeps && !self.leaving => self.step = Step::Sleep,
             (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
             (Step::Sleep, Event::Done) => self.step = if self.resting { Step::Asleep } else { Step::Wake },
-            // An engine that cannot sleep is stopped. After a long sleep, it frees the host's
-            // memory.
+            // An engine that cannot sleep is stopped, and so is one that slept too long, to free
+            // the host's memory.
             (Step::Sleep, Event::Failed(failure) | Event::EngineLost(failure)) => {
                 self.why = Some(failure.why);
                 self.stop_then(self.after_stop());

@@ -1,6 +1,6 @@
 //! How a life cycle continues from the record and the process that an earlier gateway left.
 //!
-//! A change that had not reached the stop touched nothing and is given up; after that it is
+//! A change that had not reached the stop touched nothing and is given up; a later one is
 //! completed. An engine that rested because autoscaling wanted fewer stays stopped.
 
 use super::{AfterStop, Lifecycle, Outcome, Step};
@@ -25,7 +25,6 @@ pub(crate) enum Survivor {
     ToStop,
 }
 
-/// The result of [`Lifecycle::recover`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// There was no record.

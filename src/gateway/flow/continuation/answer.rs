@@ -9,25 +9,24 @@ use sluice_core::openai::{KeptText, NotContinued, Route};
 
 use super::messages::Begun;
 
-/// Beginnings and ends of reasoning inside a text. Templates treat such a text as more than text.
+/// Marks of reasoning inside a text. Chat templates treat a text with such marks differently.
 const REASONING: [&str; 7] = ["<think", "</think", "[THINK]", "[/THINK]", "<|channel|>", "<seed:think>", "<reasoning>"];
 
 /// The text so far, without the blanks at the end that a chat template would trim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::flow) struct Answer {
     pub(in crate::flow) text: String,
-    /// The blanks behind it, which the client has and the engine generates again.
+    /// The blanks after `text`, which the client has and the next engine generates again.
     pub(in crate::flow) blanks: String,
     /// Tokens that are whole in `text`: as counted by the engine if it reports them, else one for
     /// each event.
     pub(in crate::flow) tokens: u64,
-    /// Whether `text` ends within one more token, which the next engine counts as one of the
-    /// prompt.
+    /// Whether `text` ends in a part of one more token, which the next engine counts in the prompt.
     pub(in crate::flow) has_part: bool,
 }
 
 impl Answer {
-    /// Reads the text that was kept. `tokens`: of the whole text.
+    /// Reads the text that was kept. `tokens`: the tokens of the whole text.
     pub(in crate::flow) fn of(kept: &KeptText, tokens: u64, route: Route) -> Result<Self, NotContinued> {
         let raw = std::str::from_utf8(kept.raw()?).map_err(|_| NotContinued::Unreadable)?;
         let is_chat = route != Route::Completions;
@@ -76,14 +75,14 @@ fn without_blanks(raw: &str) -> usize {
     }
 }
 
-/// Members of the events of an answer that are the same in all, as JSON.
+/// Members that are the same in all events of an answer, as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::flow) struct Identity {
     pub(super) id: String,
     pub(super) object: String,
     pub(super) created: String,
     pub(super) model: String,
-    /// Of a message of Anthropic's form.
+    /// Set for a message of Anthropic's form.
     pub(super) message: Option<Begun>,
 }
 

@@ -1,8 +1,8 @@
 //! The request that continues an answer, made from the request that began it.
 //!
-//! A chat gets one more message, which the engine continues; a completion gets the text behind its
-//! prompt. Limits on output tokens shrink by the tokens so far. All other bytes stay. A member that
-//! is given twice counts as in Python: the last one.
+//! A chat gets one more message, which the engine continues; for a completion, the text is appended
+//! to the prompt. Limits on output tokens shrink by the tokens so far. All other bytes stay. If a
+//! member is given twice, the last one counts, as in Python.
 //!
 //! If the text has reached `max_tokens`, nothing is sent: the gateway ends the answer itself.
 
@@ -98,7 +98,6 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
     Ok(Next::Send(EditedBody::new(&body, &view.edits, Edits::default())))
 }
 
-/// Whether the request has stop strings.
 pub(in crate::flow) fn has_stop(route: Route, body: &Bytes) -> bool {
     match route {
         Route::Messages => messages::as_chat(body).is_ok_and(|chat| has_stop(Route::ChatCompletions, &chat)),
@@ -170,7 +169,7 @@ fn stops(scanner: &mut Scanner<'_>, kind: JsonKind) -> Result<Vec<String>, ScanE
 /// The events with which the gateway itself ends an answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::flow) struct Ended {
-    /// The engine has not given a finish reason: the text has reached `max_tokens`.
+    /// The text has reached `max_tokens`, but the engine has not given a finish reason.
     pub(in crate::flow) at_limit: bool,
     /// Prompt and completion tokens, if the client wants them.
     pub(in crate::flow) usage: Option<(u64, u64)>,

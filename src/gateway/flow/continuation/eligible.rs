@@ -1,8 +1,8 @@
 //! Decides from configuration, headers and request whether the answer may be continued.
 //!
-//! The rows and their reasons are the table in `core/openai/not_continued.rs`; the rows about
-//! single members of the body were decided when the body was read. The first row that applies
-//! counts.
+//! The table in `core/openai/not_continued.rs` has the conditions with their reasons. Conditions on
+//! single members of the body were checked when the body was read. The first condition that applies
+//! gives the reason.
 
 use super::super::incoming::IncomingRequest;
 use sluice_config::Continue;
@@ -15,7 +15,8 @@ pub(in crate::flow) fn check(
     view: &RequestView<'_>,
     engine: EngineKind,
 ) -> Result<(), NotContinued> {
-    // Whether an engine goes on exactly behind a given text was shown for the kinds that say so.
+    // Only for some kinds of engines it was shown that they continue exactly where a given text
+    // ends.
     let is_route =
         matches!(view.route, Route::ChatCompletions | Route::Completions | Route::Messages) && engine.rules().continues;
     let of_key = incoming.key.as_ref().and_then(|key| key.key.on_failure);

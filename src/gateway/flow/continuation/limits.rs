@@ -51,7 +51,6 @@ impl ContinuationLimits {
         self.take(bytes).then(|| KeptMemory { limits: Arc::clone(self), bytes, text: STEP })
     }
 
-    /// Bytes that are kept for all streams.
     pub(in crate::flow) fn kept(&self) -> u64 {
         self.kept.load(Ordering::Relaxed)
     }
@@ -77,7 +76,6 @@ impl ContinuationLimits {
 }
 
 impl KeptMemory {
-    /// Bytes of text that are covered.
     pub(in crate::flow) fn covered(&self) -> usize {
         self.text as usize
     }

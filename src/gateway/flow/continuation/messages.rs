@@ -1,8 +1,8 @@
-//! Anthropic's Messages, continued as a chat: vLLM continues a message only on the route of chats,
-//! and itself serves a message as a chat.
+//! Continues an answer of Anthropic's Messages API as a chat: vLLM continues a message only on the
+//! chat route, and itself serves a message as a chat.
 //!
-//! [`as_chat`] makes the chat that vLLM would make of the request. It refuses all but texts: how
-//! tools, images and thinking become a chat differs between versions and templates. [`Events`]
+//! [`as_chat`] makes the chat that vLLM would make of the request. It refuses everything but texts:
+//! how tools, images and thinking become a chat differs between versions and templates. [`Events`]
 //! makes the events of a message from the events of the chat. Both run only after an engine has
 //! failed or while it leaves, so they parse whole documents.
 
@@ -86,16 +86,14 @@ fn is_empty(value: &Value) -> bool {
     value.is_null() || [json!(""), json!([])].contains(value)
 }
 
-/// The first events of a message, as far as the last ones depend on them.
+/// The parts of a message's first events on which the last events depend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Begun {
-    /// The usage of `message_start`.
     usage: Map<String, Value>,
     /// Whether the block of the text has begun.
     has_block: bool,
 }
 
-/// The members of `message_start`.
 #[derive(Deserialize)]
 struct Start {
     message: StartOfMessage,
@@ -110,7 +108,7 @@ struct StartOfMessage {
 }
 
 impl Begun {
-    /// Reads the first event of a message: also its id and model, as JSON.
+    /// Reads the first event of a message. Also returns the message's id and model, as JSON.
     pub(super) fn of(first: &[u8], has_block: bool) -> Result<(String, String, Self), NotContinued> {
         let fields = Fields::of(first);
         let data = fields.data.ok_or(NotContinued::Unreadable)?;
@@ -158,7 +156,6 @@ pub(super) struct Events {
     ended: (&'static str, Value),
 }
 
-/// The members of an event of a chat.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]
@@ -210,7 +207,7 @@ impl Events {
                     _ => return Err(NotContinued::Differs),
                 }
             }
-            // From here on no other engine may add to the text.
+            // Ending the block also means that no other engine can add to the text.
             if finish_reason.as_deref().is_some_and(|reason| reason != "abort") && self.begun.has_block {
                 events += &self.begun.end_block();
             }
@@ -225,7 +222,7 @@ impl Events {
                 (Some(_), _) => self.ended = ("end_turn", Value::Null),
             }
         }
-        // The usage of the whole comes alone, at the end.
+        // The usage of the whole answer comes in a separate event at the end.
         if let Some(Usage { prompt_tokens, completion_tokens: Some(completion) }) = chunk.usage
             && is_usage
         {

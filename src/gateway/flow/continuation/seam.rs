@@ -1,13 +1,13 @@
 //! The seam of an answer: makes the events of an engine that continues a text a part of the answer
 //! that another engine began.
 //!
-//! - `id` and `created` become the first answer's; `model` must be equal.
+//! - `id` and `created` are replaced by the first answer's; `model` must be equal.
 //! - The role is left out, because the client has it.
 //! - Blanks that the request left out (`answer.rs`) are taken off the beginning.
 //! - A message of Anthropic's form gets events of its own form (`messages.rs`).
 //! - `usage` counts the whole: the prompt as the client sent it, and the tokens of both engines.
 //!
-//! The meter reads the events after this, so the answer is measured as one. All other bytes pass
+//! The meter reads the changed events, so it measures one answer. All other bytes pass
 //! unchanged. Bound: the scanner's longest event.
 
 use bytes::Bytes;
@@ -26,7 +26,7 @@ pub(in crate::flow) struct Seam {
     sse: SseScanner,
     /// Blanks that the engine is still expected to generate, and the client already has.
     expected: String,
-    /// Tokens of the text that the request had, and how many of the prompt's tokens these are.
+    /// Tokens of the text in the request: as output of the first engine, and as part of the prompt.
     spent: u64,
     in_prompt: u64,
     /// Prompt tokens of the request as the client sent it, if an engine has counted them.
@@ -36,7 +36,7 @@ pub(in crate::flow) struct Seam {
     messages: Option<messages::Events>,
 }
 
-/// An event behind the seam.
+/// An event of the continuation.
 enum Event {
     /// The client must not get it.
     LeftOut,
@@ -44,7 +44,7 @@ enum Event {
     Changed(Vec<u8>),
 }
 
-/// Facts of the choice of an event.
+/// Facts about the choice in an event.
 #[derive(Default)]
 struct Choice {
     has_text: bool,
@@ -65,7 +65,7 @@ struct Reading {
 }
 
 impl Seam {
-    /// A seam behind `answer`. `prompt`: the prompt tokens, if they are known.
+    /// A seam after `answer`. `prompt`: the prompt tokens, if they are known.
     pub(in crate::flow) fn new(identity: Identity, answer: Answer, prompt: Option<u64>) -> Self {
         let Answer { blanks, tokens, has_part, .. } = answer;
         let in_prompt = tokens + u64::from(has_part);
@@ -91,18 +91,16 @@ impl Seam {
         self.prompt = Some(tokens);
     }
 
-    /// Sets the tokens of the text that the request has.
     pub(in crate::flow) fn set_spent(&mut self, answer: &Answer) {
         (self.spent, self.in_prompt) = (answer.tokens, answer.tokens + u64::from(answer.has_part));
     }
 
-    /// Whether the engine has generated a token.
     pub(in crate::flow) fn has_token(&self) -> bool {
         self.has_token
     }
 
     /// Takes a chunk of the continuation, and returns the whole events for the client. An error
-    /// says why the continuation does not fit; the client has nothing of it that is wrong.
+    /// says why the continuation does not fit; the client has received no part that does not fit.
     pub(in crate::flow) fn feed(&mut self, chunk: &[u8]) -> Result<Bytes, NotContinued> {
         let mut sse = std::mem::take(&mut self.sse);
         let (mut out, mut failed) = (Vec::with_capacity(chunk.len()), None);

@@ -1,18 +1,18 @@
 //! Counts tokens before another engine continues an answer, so that limits and usage count the
-//! whole. The engine that continues the answer is asked (`/tokenize`).
+//! whole. The gateway asks the engine that continues the answer (`/tokenize`).
 //!
 //! - The prompt as the client sent it, if the client requested usage: an engine reports the
-//!   prompt's tokens at the end of a stream, so an engine that fails takes the number with it. The
-//!   prompt that the next engine reports has the text so far in it, and this text may be other
-//!   tokens as a part of a prompt than it was as an answer.
+//!   prompt's tokens at the end of a stream, so the number is lost with an engine that fails. The
+//!   prompt that the next engine counts includes the text so far, which may have another number of
+//!   tokens in a prompt than in an answer.
 //! - The text so far, if the engine did not count it: a busy engine puts several tokens into an
 //!   event. The count is used if it is larger than the number of events.
-//! - The text so far, if there are stop strings: the engine counted also the tokens of the text
-//!   that it held back, and the next engine generates these tokens again.
+//! - The text so far, if there are stop strings: the count of the engine that failed includes text
+//!   that it held back, and the next engine generates this text again.
 //!
-//! Without an answer the numbers are estimates: the second prompt less the tokens so far, and one
-//! token for each event. Bounds: [`TIMEOUT`] of additional pause, [`ANSWER_MAX`] bytes of an
-//! answer.
+//! If `/tokenize` does not answer, the numbers are estimates: the second prompt less the tokens so
+//! far, and one token for each event. Bounds: [`TIMEOUT`] of additional pause, [`ANSWER_MAX`] bytes
+//! of an answer.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use sluice_core::meter::StreamMeter;
 use sluice_core::openai::scan::{ScanError, Scanner};
 
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// vLLM lists every token behind the count: some eight bytes for each.
+/// vLLM's answer also lists every token, in about eight bytes.
 const ANSWER_MAX: usize = 8 << 20;
 /// Members of a chat that change its prompt, and that `/tokenize` does not read.
 const UNREAD: [&[u8]; 2] = [b"documents", b"reasoning_effort"];

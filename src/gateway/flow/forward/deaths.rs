@@ -1,4 +1,4 @@
-//! Applies the rules of `suspects.rs`, which recognise a body whose engines die, to the attempts of
+//! Applies the rules of `suspects.rs`, which recognise bodies that kill engines, to the attempts of
 //! a request.
 //!
 //! Before a delivery, a body that engines died of is refused or waits for its turn. After a

@@ -3,9 +3,9 @@
 //!
 //! A stream that moves has the next lease before it loses the first one, and is not charged twice.
 //! After a failure the first lease is returned as failed, and the next one is acquired as for any
-//! attempt, in the order of arrival and within all limits. Only engines of the same pool may
-//! continue that have loaded the model from the same place: others may have another revision. A
-//! client that leaves meanwhile leaves the queue.
+//! attempt, in the order of arrival and within all limits. Only engines of the same pool that have
+//! loaded the model from the same place may continue: others may have another revision. If the
+//! client leaves meanwhile, the request leaves the queue.
 //!
 //! Bounds: [`CONTINUATIONS_MAX`] continuations of a request; none of a body that was on two engines
 //! when they died (`deaths.rs`); tokens per minute by `continuation/limits.rs`.
@@ -37,7 +37,7 @@ const CHAT_PATH: &str = "/v1/chat/completions";
 /// The end of an answer that no other engine continues.
 pub(super) enum End {
     Error(Option<NotContinued>),
-    /// Nothing is missing but the end: these events.
+    /// Only the end is missing: these events.
     Complete(Bytes),
 }
 
@@ -223,12 +223,13 @@ impl<U: Upstream> Attempts<'_, U> {
         if let Some(home) = home.filter(|_| placed.request.home != lease.pool()) {
             let table = Arc::clone(&placed.table);
             placed.move_to(table, Placement { home, spill: SmallVec::new() });
-            // The owner's share is a share of the pool that the request came from.
+            // The owner was chosen by the rule of the pool from which the request came.
             placed.request.fair = None;
         }
     }
 
-    /// The usage, if the client wants it. Anthropic's form has one in the last event but one.
+    /// The usage, if the client wants it. Anthropic's form always has usage, in the last event but
+    /// one.
     pub(super) fn usage<T>(&self, usage: impl FnOnce() -> T) -> Option<T> {
         (self.prepared.include_usage || self.incoming.route == Route::Messages).then(usage)
     }

@@ -2,12 +2,12 @@
 //! serves.
 //!
 //! Engines of one pool may serve different models, routes and lengths, and the lists of these may
-//! be out of date. An answer that says so is no fault and costs no attempt. It counts only if the
-//! whole body was read, and not if only one engine can serve the request.
+//! be out of date. An answer that says so is no fault and costs no attempt. It moves the request
+//! only if the whole body was read and more than one engine can serve the request.
 //!
-//! Bound: a request moves on at most [`MOVES_MAX`] times, because while engines are renamed one by
-//! one, only one of them may have the model. The refusal after the last move ends the request,
-//! whatever `retry.attempts` is.
+//! Bound: a request moves on at most [`MOVES_MAX`] times, because while the model's name is changed
+//! engine by engine, only one engine may have the name. The refusal after the last move ends the
+//! request, whatever `retry.attempts` is.
 
 use http::StatusCode;
 use tokio::time::Instant;

@@ -2,8 +2,8 @@
 //! service.
 //!
 //! An engine that is drained serves a stream until another engine of the pool has room for the rest
-//! (`drain.move_after`). Only then is the exchange closed. A stream without room elsewhere, or that
-//! may not be continued, stays until its end.
+//! (`drain.move_after`). Only then is the exchange closed. A stream stays until its end if no other
+//! engine has room, or if it may not be continued.
 
 use tokio::time::Instant;
 
@@ -16,7 +16,6 @@ use crate::flow::record::{RecordGuard, Recorder};
 use crate::pool::Lease;
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Passes a response on to the client.
     pub(super) async fn pass_on<D: Downstream, R: Recorder>(
         &mut self,
         response: ResponseStart<U::Exchange>,

@@ -22,7 +22,8 @@ use super::parts::Ending;
 
 impl<R: Recorder> Pump<'_, '_, R> {
     /// Waits until the client has taken a delivery, and reads the engine meanwhile. An error means
-    /// that another engine may serve the request; the client has then taken the delivery.
+    /// that another engine may serve the request or continue the stream; the client has then taken
+    /// the delivery.
     pub(super) async fn wait_for_client<X: Exchange>(
         &mut self,
         engine: &mut EngineSide<'_, '_, X>,

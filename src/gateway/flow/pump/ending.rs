@@ -95,7 +95,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
     }
 
     /// Handles a response that the backend cannot complete. If nothing was sent, another backend
-    /// may serve the request; otherwise the stream ends with an error event.
+    /// may serve the request. Otherwise another engine continues the stream, or it ends with an
+    /// error event.
     pub(super) fn interrupted<X>(
         &mut self,
         why: Interruption,
@@ -169,7 +170,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         Delivery::default()
     }
 
-    /// The bytes that were held back, and the event that gives the reason of the end.
+    /// The bytes that were held back, and the event that gives the reason for the end.
     fn error_event(&mut self, why: &Interruption, now: Instant) -> Forward {
         if !self.meter.is_stream() {
             return Forward::new();
@@ -238,8 +239,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.context.credentials.is_none() || self.meter.error().is_some_and(is_busy)
     }
 
-    /// Writes the measurements into the record, and teaches them to the estimator and to the
-    /// backend's speed.
+    /// Writes the measurements into the record, and updates the estimator and the backend's speed
+    /// with them.
     fn record_measurements(&mut self) {
         let mut stats = self.meter.stats();
         let sequences = self.context.prepared.feedback.sequences;

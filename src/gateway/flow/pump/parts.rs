@@ -53,7 +53,6 @@ impl Interruption {
 }
 
 pub(super) const STREAM_MAX: usize = 1 << 20;
-/// Bytes of a block of the backlog.
 const BLOCK: usize = 8 << 10;
 /// The most bytes of the backlog in one write.
 const PIECE: usize = 2 << 10;
@@ -144,7 +143,6 @@ struct Block {
     place: Option<Holding>,
 }
 
-/// Bytes that a client has not taken yet.
 #[derive(Default)]
 pub(super) struct Backlog {
     blocks: VecDeque<Block>,

@@ -34,7 +34,7 @@ pub(in crate::flow) struct Unfinished {
     kept: Option<KeptMemory>,
     failure: StreamFailure,
     withheld: Option<Bytes>,
-    /// The seam behind an earlier engine's part. The next engine gets one of its own.
+    /// The seam after an earlier engine's part. The next engine gets a new one.
     seam: Option<Box<Seam>>,
     may_move_at: Option<Instant>,
 }
@@ -45,7 +45,7 @@ impl Unfinished {
         self.meter.as_stream()
     }
 
-    /// Forgets the engine that failed: an unfinished event, and the error.
+    /// Forgets an unfinished event and the error of the engine that failed.
     pub(in crate::flow) fn go_on(&mut self) {
         (self.withheld, self.seam, self.may_move_at) = (None, None, None);
         if let Some(meter) = self.meter.as_stream_mut() {
@@ -232,7 +232,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// Ends an answer that no engine continues: with an error, as if there were no continuation.
+    /// Ends an answer that no engine continues with the same error as without continuation.
     pub(in crate::flow) async fn end_with_error<X: Exchange, D: Downstream>(&mut self, outcome: Outcome, down: &mut D) {
         self.record.outcome = outcome;
         let held = self.meter.finish(Instant::now());

@@ -94,7 +94,7 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// Notes that an attempt is repeated, which was made on this pool and backend.
+    /// Notes that another attempt follows the one on this pool and backend.
     pub(in crate::flow) fn retried(&mut self, reason: RetryReason, on: [Arc<str>; 2]) {
         if reason.is_failure() && self.record.copy.is_none() {
             self.recorder.attempt_failed(&on);
@@ -110,7 +110,6 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         self.record.class = Some(Arc::clone(classes.name(self.class)));
     }
 
-    /// The position of the class.
     pub(in crate::flow) fn class_index(&self) -> ClassIndex {
         self.class
     }
@@ -181,9 +180,9 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// Ends the count at the client's key before the last bytes of the response are sent, because a
-    /// client may send its next request as soon as it has them. Settles the limits on tokens too if
-    /// the record has the measurements.
+    /// Ends the request's count against the client's key before the last bytes of the response are
+    /// sent, because a client may send its next request as soon as it has them. If the record has
+    /// the measurements, also settles the limits on tokens.
     pub(in crate::flow) fn end_in_flight(&mut self) {
         if self.record.stats.is_some() {
             self.settle_in_flight();
@@ -192,8 +191,8 @@ impl<'a, R: Recorder> RecordGuard<'a, R> {
         }
     }
 
-    /// Ends the count at the client's key, and settles the limits on tokens with the usage in the
-    /// record.
+    /// Ends the request's count against the client's key, and settles the limits on tokens with the
+    /// usage in the record.
     pub(in crate::flow) fn settle_in_flight(&mut self) {
         if let Some(mut in_flight) = self.in_flight.take() {
             in_flight.release();

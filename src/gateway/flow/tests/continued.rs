@@ -1,7 +1,7 @@
 //! Streams whose engine fails after tokens were sent: another engine continues them, and the client
 //! sees one answer; or the client gets the error, and the record the reason.
 //!
-//! Engines answer as vLLM does, each under an id and a time of its own.
+//! Engines answer as vLLM does, each under a different id and time.
 
 use serde_json::{Value, json};
 use sluice_core::openai::NotContinued;
@@ -170,7 +170,8 @@ async fn the_next_engine_counts_a_text_whose_events_had_several_tokens() {
     let count = |count: u64| Script::Json(200, Box::leak(format!("{{\"count\":{count}}}").into_boxed_str()));
     for (counted, left, completion) in [
         (Some(count(5)), Some(4), 7),
-        // Two tokens of the answer can be one of a prompt, so fewer than the events is no news.
+        // Two tokens of an answer can be one token of a prompt, so a count below the number of
+        // events is ignored.
         (Some(count(1)), Some(7), 4),
         (Some(Script::NeverAnswers), Some(7), 4),
         (None, Some(7), 4),

@@ -43,7 +43,7 @@ fn end(reason: &str, tokens: u64) -> [&'static str; 3] {
     ]
 }
 
-/// An engine that fails behind these events.
+/// An engine that fails after these events.
 fn dying(events: &[&'static str]) -> Script {
     Script::Stream(events.iter().map(|event| (5, *event)).collect(), false)
 }

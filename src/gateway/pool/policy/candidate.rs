@@ -1,9 +1,9 @@
 //! The data of a backend that a policy sees: room, weight, load and observed pace.
 //!
-//! A candidate stays valid until the backend changes, however much time passes: work that runs off
-//! is stored by the time when it ends. So the candidates of a pool lie side by side (`room.rs`),
-//! and a choice copies none. Times are in seconds since admission began, work in seconds of the
-//! engine.
+//! A candidate stays valid until the backend changes, however much time passes: work that decreases
+//! with time is stored as the time when it ends. So the candidates of a pool lie side by side
+//! (`room.rs`), and a choice copies none. Times are in seconds since admission began, work in
+//! seconds of the engine.
 
 use super::pace::SeenPace;
 use crate::pool::adapters::AdapterPlace;
@@ -86,7 +86,7 @@ impl Candidate {
     }
 }
 
-/// Prefill work that runs off with time.
+/// Prefill work, which decreases with time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Backlog {
     /// When the prefills of large prompts are expected to be over.
