@@ -24,7 +24,9 @@ enum Part {
     Flood,
     Silent,
     /// Ends the connection after half a frame, or after a whole one.
-    Ends { whole: bool },
+    Ends {
+        whole: bool,
+    },
     Refuses,
     /// Closes the connection instead of an answer.
     HangsUp,

@@ -7,22 +7,6 @@ use sluice_gateway::telemetry::families::{self, Family, MetricKind};
 /// Labels that a scraper adds to every series.
 const SCRAPED: [&str; 2] = ["job", "instance"];
 
-/// Planned families of the gateway, with their labels. Once a family is in the table, the table
-/// decides.
-const TO_COME: [(&str, &[&str]); 6] = [
-    ("sluice_engine_restarts_total", &["pool", "backend"]),
-    ("sluice_engine_crashes_total", &["pool", "backend"]),
-    ("sluice_engine_phase", &["pool", "backend", "phase"]),
-    ("sluice_engine_start_seconds", &["pool", "backend"]),
-    ("sluice_traces_total", &["result"]),
-    ("sluice_trace_spans_rejected_total", &[]),
-];
-
-/// Whether a metric is planned and not yet in the table.
-pub(crate) fn to_come(metric: &str) -> bool {
-    TO_COME.iter().any(|(name, _)| *name == metric) && families::ALL.iter().all(|family| family.name != metric)
-}
-
 fn labels(metric: &str) -> Option<Vec<&'static str>> {
     let is = |family: &&Family| match family.kind {
         MetricKind::Histogram(_) => {
@@ -30,12 +14,9 @@ fn labels(metric: &str) -> Option<Vec<&'static str>> {
         }
         MetricKind::Counter | MetricKind::Gauge => metric == family.name,
     };
-    if let Some(family) = families::ALL.iter().find(is) {
-        let le = matches!(family.kind, MetricKind::Histogram(_)).then_some("le");
-        return Some(family.labels.iter().copied().chain(SCRAPED).chain(le).collect());
-    }
-    let (_, labels) = TO_COME.iter().find(|(name, _)| *name == metric)?;
-    Some(labels.iter().copied().chain(SCRAPED).collect())
+    let family = families::ALL.iter().find(is)?;
+    let le = matches!(family.kind, MetricKind::Histogram(_)).then_some("le");
+    Some(family.labels.iter().copied().chain(SCRAPED).chain(le).collect())
 }
 
 /// Every metric of the gateway in an expression, with the labels in its selector.

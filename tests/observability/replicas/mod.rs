@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::boards;
-use crate::metrics::{named, selecting, to_come};
+use crate::metrics::{named, selecting};
 use crate::panel::{Replicas, Target};
 use deployment::{Deployment, KEYS, eventually};
 use prometheus::{Prometheus, Vector};
@@ -108,8 +108,7 @@ const NOT_HERE: [&str; 2] = ["sluice_engine_start_expected_seconds", "sluice_eng
 /// Whether an expression is about an engine that a gateway runs; the first gateway runs one, so
 /// data must exist.
 fn runs_engines(expr: &str) -> bool {
-    let of_engines =
-        |metric: &str| metric.starts_with("sluice_engine_") && !NOT_HERE.contains(&metric) && !to_come(metric);
+    let of_engines = |metric: &str| metric.starts_with("sluice_engine_") && !NOT_HERE.contains(&metric);
     named(expr).iter().any(|(metric, _)| of_engines(metric))
 }
 
@@ -202,10 +201,7 @@ fn rules(asked: &Asked<'_>, complaints: &mut Vec<String>) {
         asked.prometheus.query(&expr, Some(asked.at));
         for (metric, _) in named(&expr) {
             let quiet = QUIET.iter().any(|(name, _)| *name == metric);
-            if !quiet
-                && !to_come(&metric)
-                && asked.prometheus.query(&format!("count({metric})"), Some(asked.at)).is_empty()
-            {
+            if !quiet && asked.prometheus.query(&format!("count({metric})"), Some(asked.at)).is_empty() {
                 complaints.push(format!("alert {name}: {metric} has no series"));
             }
         }
