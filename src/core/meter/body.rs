@@ -2,7 +2,7 @@
 //!
 //! The response is forwarded as it arrives and never held. A copy of a response of at most [`KEEP`]
 //! bytes is read at the end; a longer response is read piece by piece ([`Condenser`]). So usage is
-//! found anywhere in a body of any size.
+//! found wherever it is, in a body of any size.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Reads an event that is too long to be kept, piece by piece.
 //!
 //! `response.completed` repeats the request and the whole answer, which may be megabytes. Name,
-//! usage and error are found as in any other event. [`Condenser`] says which bytes are kept.
+//! usage and error are found as in any other event; [`Condenser`] decides which bytes are kept.
 
 use super::chunk::{EventReader, Memo};
 use super::condense::Condenser;
@@ -23,7 +23,7 @@ pub struct LongEvent {
     is_broken: bool,
 }
 
-/// The part of a line that comes next.
+/// The part of a line to which the next byte belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     Field,

@@ -370,7 +370,7 @@ mod tests {
 
     fn with_priority(body: &str, edits: Edits<'_>, priority: Option<i64>) -> String {
         let mut body = edit(body, edits);
-        // As for an engine that had another priority before.
+        // As if the body went to another engine with another priority before.
         body.set_priority(Some(7));
         body.set_priority(priority);
         assert_eq!(body.to_bytes().len(), body.len());
