@@ -16,7 +16,6 @@ use super::{Rng, hash_two};
 
 /// Bytes of a `traceparent` of version 00.
 const LENGTH: usize = 55;
-/// The flag of a trace that is sampled.
 const SAMPLED: u8 = 1;
 /// The flags that are passed on: "sampled" and "the id is random". All others must be sent as 0.
 const KNOWN_FLAGS: u8 = 3;

@@ -119,7 +119,6 @@ const LOG: LogRules = LogRules {
 };
 const LESS_MEMORY: &str = "lower the number of instances or max_batch_size of the models, or load fewer models";
 
-/// The level of a line of Triton's own logger.
 fn level(line: &str) -> Option<char> {
     let (head, _) = line.split_once(' ')?;
     let level = head.chars().next()?;

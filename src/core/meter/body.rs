@@ -24,12 +24,10 @@ pub struct BodyMeter {
     kept: Vec<u8>,
     /// Set once the response is longer than [`KEEP`].
     long: Option<Box<LongBody>>,
-    /// Bytes of the body so far.
     length: u64,
     bounds: UsageBounds,
 }
 
-/// A response that is read piece by piece.
 #[derive(Clone, Debug, Default)]
 struct LongBody {
     body: Condenser,

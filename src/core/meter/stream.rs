@@ -335,7 +335,6 @@ struct Tally {
     progress: u64,
     pings: u64,
     is_timed: bool,
-    /// Bytes of output in the stream.
     text: u64,
     bounds: UsageBounds,
     stats: StreamStats,

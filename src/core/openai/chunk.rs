@@ -187,7 +187,6 @@ pub(super) struct ChoicesReader {
     event: StreamEvent,
     flat: FlatError,
     error: Option<UpstreamError>,
-    /// Whether there is a member `choices`.
     has_choices: bool,
     any: bool,
     content: bool,

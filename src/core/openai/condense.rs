@@ -33,7 +33,6 @@ const BLOCK: usize = 32;
 #[derive(Clone, Debug)]
 pub struct Condenser {
     state: State,
-    /// The container of the open part.
     within: Within,
     /// Number of open containers, without those that are stepped over.
     depth: u32,
@@ -315,7 +314,6 @@ impl Condenser {
         bytes.len()
     }
 
-    /// Takes bytes of a string; returns how many.
     fn text(&mut self, bytes: &[u8], mut text: Text, part: &mut impl FnMut(&[u8])) -> usize {
         let most = if text.is_key { KEY } else { TEXT };
         if text.escape != Escape::No {
@@ -359,7 +357,6 @@ impl Condenser {
         plain + 1
     }
 
-    /// Takes bytes of a number or literal; returns how many.
     fn scalar(&mut self, bytes: &[u8], kept: usize, part: &mut impl FnMut(&[u8])) -> usize {
         let is_end = |byte: &u8| matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t');
         let end = bytes.iter().position(is_end);

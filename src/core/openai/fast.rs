@@ -191,7 +191,6 @@ impl<'a> Cursor<'a> {
         Some(text.raw.len() as u64)
     }
 
-    /// Takes a whole number in JSON's notation.
     fn number(&mut self) -> Option<u64> {
         let end = self.0.iter().position(|byte| !byte.is_ascii_digit())?;
         let (number, rest) = self.0.split_at(end);

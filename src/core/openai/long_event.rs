@@ -14,7 +14,6 @@ const NAME: usize = 64;
 #[derive(Clone, Debug)]
 pub struct LongEvent {
     line: Line,
-    /// Name of the field that is being read.
     field: Vec<u8>,
     name: Vec<u8>,
     has_data: bool,
@@ -32,7 +31,6 @@ enum Line {
     Rest(Value),
 }
 
-/// The field of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Data,

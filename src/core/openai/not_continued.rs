@@ -182,7 +182,6 @@ fn is_true_or_number(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(scanner.kind()? == JsonKind::Number || is_true(scanner)?)
 }
 
-/// Whether the value is null or this number.
 fn is_number(scanner: &mut Scanner<'_>, wanted: f64) -> Result<bool, ScanError> {
     Ok(match scanner.kind()? {
         JsonKind::Null => true,
@@ -195,7 +194,6 @@ fn number(scanner: &mut Scanner<'_>) -> Result<Option<f64>, ScanError> {
     Ok(std::str::from_utf8(scanner.number()?).ok().and_then(|text| text.parse().ok()))
 }
 
-/// Whether a `response_format` is null or of type `text`.
 fn is_plain_text(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     let mut is_plain = true;
     match scanner.kind()? {

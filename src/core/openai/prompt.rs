@@ -232,7 +232,6 @@ impl Lengths {
         self.all += bytes;
     }
 
-    /// Ends the list; returns the number of prompts in it.
     fn end<S: PromptSink>(self, sink: &mut S) -> u32 {
         if self.count > 1 {
             sink.listed(self.longest, self.all);
@@ -241,7 +240,6 @@ impl Lengths {
     }
 }
 
-/// Takes questions; returns their number.
 fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     if scanner.kind()? != JsonKind::Object {
         return raw(scanner, sink).map(|()| 1);
@@ -256,7 +254,6 @@ fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u
     Ok(lengths.end(sink))
 }
 
-/// Takes one medium or a list.
 fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     if scanner.kind()? != JsonKind::Array {
         scanner.skip()?;
@@ -271,7 +268,6 @@ fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), R
     Ok(())
 }
 
-/// Takes conversations; returns their number.
 fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     let mut lengths = Lengths::default();
     scanner.array(|scanner| {
@@ -286,7 +282,6 @@ fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, 
     Ok(lengths.end(sink))
 }
 
-/// Takes a string, a part, or a list of parts.
 fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     match scanner.kind()? {
         JsonKind::Array | JsonKind::Object if scanner.depth() >= WALK_DEPTH => raw(scanner, sink)?,
@@ -346,7 +341,6 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
     Ok(())
 }
 
-/// Takes one tensor in base64, or several; returns their number.
 fn tensors<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     let mut lengths = Lengths::default();
     let mut tensor = |scanner: &mut Scanner<'_>| {

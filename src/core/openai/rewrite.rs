@@ -127,7 +127,6 @@ pub struct EditedBody {
     open: usize,
     /// Whether members follow that place.
     has_members: bool,
-    /// Whether the second piece is a `priority`.
     has_priority: bool,
 }
 
