@@ -1,9 +1,8 @@
 //! Processes text in blocks of 64 bytes with bit masks: bit n of a mask is for byte n of the block.
 //!
 //! A vector comparison gives a mask, for example of all quotes, and one instruction combines two
-//! masks. So the speed does not depend on the content: there is no branch per escape, and a client
-//! could send 200,000 escapes. The widest vectors of the processor are chosen at run time
-//! (`fearless_simd`).
+//! masks. So the speed does not depend on the content: a client may send 200,000 escapes, and none
+//! takes a branch. The widest vectors of the processor are chosen at run time (`fearless_simd`).
 
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 64;

@@ -85,7 +85,7 @@ impl Text {
 /// Stepping over the rest of the open container, or over a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Skip {
-    /// Whether it steps over one value, a container, which the part then has as `null`.
+    /// Whether only one value is stepped over, a container; the part then has `null` in its place.
     is_value: bool,
     /// Number of open containers inside.
     inside: u32,

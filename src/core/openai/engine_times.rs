@@ -2,7 +2,7 @@
 //! `metrics` of a whole response, or of the usage event of a stream.
 //!
 //! `queue_time_ms` is the time from the arrival at the engine until the scheduler takes the
-//! request. `time_to_first_token_ms` is the time from there until the first token. The sum of both
+//! request. `time_to_first_token_ms` is the time from then until the first token. The sum of both
 //! is the engine's time to first token. Values above [`LONGEST_MS`] or below 0 do not count.
 
 use std::time::Duration;

@@ -289,7 +289,6 @@ impl OptionsPoints {
     }
 }
 
-/// The part of a form that names the model.
 fn model_part(delimiter: &[u8], name: &str) -> String {
     let delimiter = String::from_utf8_lossy(delimiter);
     format!("{delimiter}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n")

@@ -8,8 +8,7 @@
 //! | `mean` | what is the long-run mean? | batch means and Student's t |
 //! | `compare` | is B better than A? | interval of the change, verdict with a margin |
 //! | `sequential` | can the test stop already? | Wald's probability ratio test |
-//! | `always_valid` | which interval holds if the data is watched all the time? | confidence
-//! sequences |
+//! | `always_valid` | which interval holds at every look at a run? | confidence sequences |
 //! | `trend` | does it still grow? | a line through batch means |
 //!
 //! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may

@@ -105,7 +105,6 @@ impl fmt::Display for StartPhase {
     }
 }
 
-/// The phases of vLLM.
 const PHASE_TEXTS: &[(&str, StartPhase)] = &[
     ("non-default args:", StartPhase::Configuring),
     ("Resolved architecture:", StartPhase::Configuring),

@@ -17,8 +17,7 @@ use sluice_core::vllm::drafts::POSITIONS;
 
 /// The most drafts of a sequence in a step.
 pub const MAX_DRAFTS: u32 = POSITIONS as u32;
-/// The acceptance of each position, given that the position before was accepted, where no rate is
-/// known.
+/// Assumed chance that a draft is accepted after the draft before it, if no rate is known.
 const UNKNOWN: f64 = 0.7;
 
 /// The part of the engine that proposes drafts.

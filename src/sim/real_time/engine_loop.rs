@@ -121,7 +121,7 @@ impl EngineLoop {
         self.fail_everything().await;
     }
 
-    /// Fails all sequences, also those that still arrive, until the server stops.
+    /// Fails all sequences, and new ones too, until the server stops.
     async fn fail_everything(&mut self) {
         loop {
             let ids: Vec<_> = self.tracked.keys().copied().collect();

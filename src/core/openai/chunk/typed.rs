@@ -149,7 +149,7 @@ impl Typed {
         }
     }
 
-    /// Returns a function that makes events with the values read.
+    /// Returns a function that makes an event from a kind and the values read.
     fn of_kind(&self) -> impl Fn(EventKind, bool) -> StreamEvent + use<> {
         let (usage, text) = (self.usage, self.text);
         let mut answer = Answer::default();
