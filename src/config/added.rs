@@ -1,8 +1,8 @@
 //! An experiment that the admin API adds to the experiments of the file: a JSON object with the
 //! keys of `[[experiment]]`.
 //!
-//! It becomes one more element of the document before anything is read, so the same definitions and
-//! rules apply to it.
+//! The experiment becomes one more element of the document before anything is read, so the same
+//! definitions and rules apply to it.
 //!
 //! Bounds: `MAX_EXPERIMENTS`, together with the experiments of the file.
 
@@ -29,7 +29,7 @@ pub(super) fn add(document: &mut Document, added: &[AddedExperiment]) {
     }
     let empty = || Entry { value: Value::List(Vec::new()), origin: Origin::Api };
     let list = document.root.entry(LIST.to_owned()).or_insert_with(empty);
-    // Another value than a list is a problem of the file.
+    // If the value is not a list, reading reports it.
     if let Value::List(elements) = &mut list.value {
         elements.extend(added.iter().map(|experiment| {
             let mut table = table(&experiment.keys);

@@ -48,7 +48,6 @@ impl Admin {
     }
 }
 
-/// Whether a text can be the host of a URL, without a port.
 fn check_host(name: &str) -> Result<(), Situation> {
     let fine = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
     let is_host = !name.is_empty() && (name.chars().all(fine) || name.parse::<std::net::IpAddr>().is_ok());

@@ -3,8 +3,8 @@
 //! The keys distinguish three kinds: `url` alone is an engine that runs without the gateway;
 //! `launch` is an engine that the gateway runs on this machine; `url` with `control` is an engine
 //! that commands start and stop elsewhere. The file has all three keys ([`BackendTable`]); the rest
-//! of the gateway sees a [`Target`]. Backends of a pool with a `kubernetes` table are not written:
-//! see `pods`.
+//! of the gateway sees a [`Target`]. A pool with a `kubernetes` table lists no backends: see
+//! `pods`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -173,8 +173,8 @@ pub struct PodEngine {
     pub args: BTreeMap<String, ArgValue>,
 }
 
-/// Keys of [`Launch`] that earlier versions lack. An absent one leaves digests as they were, so an
-/// upgrade of the gateway restarts no engine.
+/// Keys of [`Launch`] that earlier versions lack. If such a key is absent, the digest is as without
+/// it, so an upgrade of the gateway restarts no engine.
 const ADDED_KEYS: [&str; 3] = ["copies", "mps_percent", "share"];
 
 impl Launch {
@@ -194,8 +194,8 @@ impl Launch {
 }
 
 impl PodEngine {
-    /// All data that distinguishes the engine from another one, secrets in clear: for a digest.
-    /// Without the address, which each start changes.
+    /// All data that distinguishes the engine from others, secrets in clear, for a digest. Without
+    /// the address, which each start changes.
     fn compared(&self) -> Vec<u8> {
         let args: Vec<_> = self.args.iter().map(|(name, value)| (name, value.expose())).collect();
         let place = (&self.pod, &self.namespace, &self.statefulset, &self.container);
@@ -205,8 +205,8 @@ impl PodEngine {
 }
 
 impl Target {
-    /// All data that distinguishes the target from another one, secrets in clear: for a digest, not
-    /// to store or show.
+    /// All data that distinguishes the target from others, secrets in clear: for a digest, not to
+    /// store or show.
     pub fn compared(&self) -> Vec<u8> {
         let names = Names::default();
         let mut bytes = Vec::new();
@@ -233,7 +233,7 @@ impl Target {
     }
 
     /// The target without the flags that are settings, and these flags; `None` for an external
-    /// backend. Secret flags stay with the target, as the environment does.
+    /// backend. Secret flags stay with the target.
     pub fn without_settings(&self) -> Option<(Self, BTreeMap<String, ArgValue>)> {
         let mut target = self.clone();
         let args = match &mut target {
@@ -279,7 +279,7 @@ impl Setting for Backend {
         if let Some((path, situation)) = problem {
             report.add_at(&path, situation);
         }
-        // No usable address: a problem was reported. Rules that compare targets skip port 0.
+        // Without a usable address a problem was reported. Rules that compare targets skip port 0.
         let nowhere = || Endpoint { https: false, host: String::new(), port: 0, prefix: String::new() };
         let target = match (launch, control, url.unwrap_or_else(nowhere)) {
             (Some(launch), _, _) => Target::Launch(launch),

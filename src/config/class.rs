@@ -2,13 +2,13 @@
 //! and engine serve them.
 //!
 //! A request belongs to the first class whose conditions all hold, otherwise to [`OTHER_CLASS`].
-//! The length is the estimate, and the engine's count once the request has ended. Bound:
+//! The length is the estimate, or the engine's count once the request has ended. Bound:
 //! [`limits::MAX_CLASSES`] classes.
 //!
 //! Without `[[class]]` the classes follow from the lengths at which the configuration treats
 //! prompts differently: the ends of the pools' ranges and the thresholds of permits, or
 //! [`USUAL_BOUNDARY`] if there is none. Two classes are "short" and "long", three "short", "medium"
-//! and "long", and more are called after the ends, such as "to-2k" and "from-16k".
+//! and "long", and more are named by their ends, such as "to-2k" and "from-16k".
 
 use super::limits;
 use super::pool::{Pool, PromptRange};
@@ -20,7 +20,7 @@ use super::value::check_name;
 use sluice_core::base::Tokens;
 use sluice_core::meter::slo::Objectives;
 
-/// The class of a request that no class of the configuration has.
+/// The class of a request that belongs to no class of the configuration.
 pub const OTHER_CLASS: &str = "other";
 
 /// Length from which prompts are long, in a configuration that treats all lengths alike.
@@ -110,8 +110,8 @@ pub(super) fn check(classes: &[Class], report: &mut Report<'_>) {
 pub(super) fn derived(pools: &[Pool]) -> Vec<Class> {
     let mut ends: Vec<u64> = pools.iter().filter(|pool| !pool.arms_only).flat_map(ends).collect();
     ends.sort_unstable();
-    // A prompt of the threshold itself needs no permit, so the end lies one token above; a pool
-    // usually begins at the threshold.
+    // A prompt as long as the threshold needs no permit, so that end is one token above the
+    // threshold, where a pool usually begins. Both count as one end.
     ends.dedup_by(|later, earlier| *later <= *earlier + 1);
     if ends.is_empty() {
         ends.push(USUAL_BOUNDARY);
@@ -128,7 +128,7 @@ pub(super) fn derived(pools: &[Pool]) -> Vec<Class> {
     ranges.into_iter().enumerate().map(class).collect()
 }
 
-/// The lengths below which a pool treats prompts differently from longer ones.
+/// The lengths at which a pool begins to treat prompts differently.
 fn ends(pool: &Pool) -> impl Iterator<Item = u64> {
     let range = pool.prompt_tokens;
     let threshold = pool.long_prefix.map(|long| long.threshold.0.saturating_add(1));

@@ -1,5 +1,5 @@
-//! Streams that go on while their engine does not: continued after a failure, moved away from an
-//! engine that leaves service. The gateway decides for each request whether that is exact
+//! Streams that continue on another engine, after a failure or because their engine leaves service.
+//! The gateway decides for each request whether the continuation is exact
 //! (`core/openai/not_continued.rs`).
 
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! `launch.copies`: one backend of the file stands for several equal processes. `ranks.rs` repeats
-//! each for the ranks of the process.
+//! each copy for the ranks of the process.
 //!
 //! The document is changed before it is read, so the rest of the gateway knows only backends with
 //! one process each. Copy `i` of the backend `worker` is the backend `worker-i`. It gets the port
-//! `port + i`, and the device number `i` of `gpu`, counted around. So another number of copies
-//! changes none of the copies that stay.
+//! `port + i`, and the device at position `i` of `gpu`, modulo the length of the list. So another
+//! number of copies changes no copy that stays.
 //!
 //! A `copies` that cannot be read stays in the document, and reading reports it. A mistake in the
 //! table of the backend concerns all copies and is reported once ([`once`]). Bounds:
@@ -16,8 +16,8 @@ use super::limits::{MAX_BACKENDS, MAX_COPIES};
 use super::problem::{Problem, Situation};
 use super::ranks;
 
-/// Replaces each backend that has `launch.copies` by the copies, and each that has `ranks` by the
-/// ranks. Returns the paths of all copies and ranks but the first of each backend.
+/// Replaces each backend that has `launch.copies` by the copies, and each backend that has `ranks`
+/// by the ranks. Returns the paths of all copies and ranks but the first of each backend.
 pub(super) fn expand(document: &mut Document, problems: &mut Vec<Problem>) -> Vec<String> {
     let mut further = Vec::new();
     let mut count = 0;
@@ -71,7 +71,6 @@ fn beyond_ports(backend: &Entry, copies: usize, path: &str) -> Option<Problem> {
     })
 }
 
-/// The copy with this number.
 fn copy(backend: &Entry, number: usize) -> Entry {
     let mut backend = backend.clone();
     let Value::Table(keys) = &mut backend.value else { return backend };
@@ -85,7 +84,7 @@ fn copy(backend: &Entry, number: usize) -> Entry {
     if let Some(Entry { value: Value::Int(port), .. }) = launch.get_mut("port")
         && (1..=i64::from(u16::MAX)).contains(port)
     {
-        // A port above the highest one was reported. Port 0 belongs to no other backend.
+        // A port above the highest one was reported; port 0 clashes with no other backend.
         let own = *port + number as i64;
         *port = if own > i64::from(u16::MAX) { 0 } else { own };
     }

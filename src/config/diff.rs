@@ -2,8 +2,8 @@
 //!
 //! Both are compared key by key. Pools, models and keys are the same if their names are; a backend
 //! is the same if name and address are. So a backend that moved counts as one removed and one
-//! added, and no counter of the old place is carried over. Keys that only a restart applies say so
-//! in their definition.
+//! added, and no counter of the old place is carried over. A key's definition says if only a
+//! restart applies a change.
 //!
 //! A change is named like a key of `--set`: `pool.short.queue.length`. Secrets are compared, never
 //! shown.
@@ -71,7 +71,8 @@ pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
 }
 
 struct Comparison {
-    /// When the innermost key that is not applied at once is applied.
+    /// When the changes are applied: the rule of the innermost enclosing key that is not applied at
+    /// once.
     applied: Applied,
     changes: Vec<Change>,
 }

@@ -3,8 +3,7 @@
 //!
 //! serde would stop at the first problem, but a report must list every problem. So this is a tree
 //! of values, each with an [`Origin`]; `set.rs` changes it, `table.rs` reads it key by key. Syntax
-//! errors are all reported, too, since the parser recovers. Dates are read as texts, because no key
-//! takes a date.
+//! errors are all reported, too, since the parser recovers. TOML's dates are read as texts.
 
 use std::collections::BTreeMap;
 
@@ -101,7 +100,7 @@ impl Document {
         }
         let mut problems = Vec::new();
         let mut entries = table_of(table.get_ref(), "", &|_| origin, &mut problems);
-        // A number that does not fit stays a text, which no key for numbers accepts.
+        // A number that does not fit becomes a text, which no key for numbers accepts.
         if problems.is_empty() { entries.remove("x") } else { None }
     }
 

@@ -1,8 +1,8 @@
 //! `[fleet]`: how engines that the gateway runs are started, restarted and healed.
 //!
-//! The table has no effect while no backend has a `launch` or `control` table. The engines are
-//! configured with the backends, their adapters with the models. The folder `state` is not checked
-//! until the first engine starts, so that a check on another machine does not fail for it.
+//! The table has no effect while no backend has a `launch` or `control` table. Engines are
+//! configured with the backends, adapters with the models. The folder `state` is not checked until
+//! the first engine starts, so that a check on another machine does not fail for it.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -5,9 +5,9 @@
 //! definition come reading and checking, `sluice check`, the list of changes of a reload, and the
 //! reference file `config/sluice.toml`.
 //!
-//! Values are written here as on the command line with `--set`: TOML, or plain text if the text is
-//! not TOML. So `default("5m")` is the text `"5m"` and `default("256")` a number. A test reads
-//! every default, bound and example.
+//! Defaults and bounds are written as on the command line with `--set`: TOML, or plain text if the
+//! text is not TOML. So `default("5m")` is the text `"5m"` and `default("256")` a number. A test
+//! reads every default, bound and example.
 
 use super::file::{Document, Entry, Table, Value};
 use super::limits;
@@ -74,7 +74,7 @@ impl OfMachine {
         let number = |count: u64| Value::Int(i64::try_from(count).unwrap_or(i64::MAX));
         match self {
             Self::Cores => number(machine.cores as u64),
-            // Whole MiB, which read better.
+            // A quarter of the memory, in whole MiB, which read better.
             Self::BodyMemory => Value::Text(format!("{}MiB", (machine.memory >> 22).max(1))),
             // Most connections of clients also need a connection to an engine.
             Self::Connections => {

@@ -1,8 +1,7 @@
 //! Every bound that is not a key of the configuration, once: value, unit, reason.
 //!
 //! The first half bounds the content of a configuration, the second half the request path (headers,
-//! reuse of connections). One page answers the question "how much memory can this take at most?".
-//! The bounds of a single key are part of the key's definition.
+//! reuse of connections). The bounds of a single key are part of the key's definition.
 
 use std::time::Duration;
 
@@ -78,7 +77,7 @@ pub const MAX_ROUTES: usize = 32;
 pub const MAX_MODEL_NAME_BYTES: usize = 256;
 /// Bytes of a configuration file, and of a file that a `file:` reference names.
 pub const MAX_FILE_BYTES: u64 = 4 << 20;
-/// Problems listed in one report; further ones are only counted.
+/// Problems listed in one report; further problems are only counted.
 pub const MAX_PROBLEMS: usize = 200;
 
 // ---- The request path

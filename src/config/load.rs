@@ -1,8 +1,8 @@
 //! The ways to a [`Config`]: a file, a text, or the flags of `sluice serve`.
 //!
-//! All of them pass through the same document and the same checks; flags are first written as a
-//! small document. `--set` is applied in between, whatever the source. Relative paths in a file
-//! start at the folder of the file, so that the gateway does not depend on the folder where it was
+//! All of them become a document and pass the same checks; flags are first written as a small
+//! document. `--set` then changes the document, whatever the source. Relative paths in a file start
+//! at the folder of the file, so that the gateway does not depend on the folder where it was
 //! started.
 
 use std::fmt::Write as _;
@@ -27,8 +27,8 @@ use sluice_core::base::Tokens;
 /// The default of `--threshold`. Prompts of more tokens need a permit; if there is a long pool,
 /// prompts of this many tokens or more belong to it.
 const FLAG_THRESHOLD: Tokens = Tokens(5_000);
-/// Long prompts in prefill at once on a backend of the only pool, or of the short one: one, so that
-/// short prompts keep moving.
+/// Long prompts in prefill at once on a backend of the only pool, or of the short pool: one, so
+/// that short prompts keep moving.
 const FLAG_SHORT_LONG_SLOTS: u32 = 1;
 /// Long prompts in prefill at once on a backend of the long pool.
 const FLAG_LONG_LONG_SLOTS: u32 = 2;

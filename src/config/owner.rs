@@ -13,8 +13,8 @@
 //! | a link to that folder or a named file | a user other than root and the gateway's owns it |
 //! | the folder of a named file | all users may write to it, and it is not sticky |
 //!
-//! As the folder of the state, a sticky folder of root or of the gateway's user, such as `/tmp`,
-//! passes: there others can neither replace nor remove files. Folders above it are not checked: a
+//! The folder of the state may be a sticky folder of root or of the gateway's user, such as `/tmp`,
+//! where other users can neither replace nor remove files. Folders above it are not checked: a
 //! replaced state belongs to the user who replaced it, and is refused. The operator chose the
 //! folder of a named file, so its owner is trusted, with and without the sticky bit.
 
@@ -87,7 +87,6 @@ impl Risk {
     }
 }
 
-/// A path as a word for a POSIX shell.
 fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,@+%".contains(c);
@@ -143,7 +142,7 @@ pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
     check_place(&target)
 }
 
-/// Checks a folder that holds such files. A missing folder passes.
+/// Checks a folder that holds files of the gateway's state. A missing folder passes.
 ///
 /// # Errors
 /// Another user commands the folder.
@@ -165,7 +164,6 @@ pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Checks that a path is not a link of another user.
 fn check_link(path: &Path) -> Result<(), Untrusted> {
     match path.symlink_metadata() {
         Ok(found) if found.file_type().is_symlink() && ![ROOT, own_user()].contains(&found.uid()) => {
@@ -175,7 +173,6 @@ fn check_link(path: &Path) -> Result<(), Untrusted> {
     }
 }
 
-/// Checks the first existing folder above a path.
 fn check_place(path: &Path) -> Result<(), Untrusted> {
     let above = path.ancestors().skip(1).find_map(|folder| Some((folder, folder.metadata().ok()?)));
     match above {

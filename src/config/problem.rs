@@ -6,8 +6,8 @@
 //! situations too: the gateway runs with them, and reports them at start and in `sluice check`. An
 //! unknown name is reported with the nearest known one ([`Suggestion`]).
 //!
-//! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest. Its last
-//! line names the sections of `errors.md` about them ([`Topic`]).
+//! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest. The last
+//! line names the sections of `errors.md` about these problems ([`Topic`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -318,7 +318,7 @@ pub enum Situation {
 }
 
 impl Situation {
-    /// Whether the gateway runs in spite of it.
+    /// Whether the gateway runs in spite of the situation.
     pub fn is_warning(&self) -> bool {
         matches!(
             self,

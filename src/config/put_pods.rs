@@ -1,8 +1,8 @@
 //! Puts the found pods into a configuration, and checks the tables that select pods.
 //!
-//! An address is a backend once: the first pool whose selector matches a pod has it. Finding pods
-//! is a cargo feature (`kubernetes`); without it, the table is an error that says how to get a
-//! gateway with it.
+//! An address becomes only one backend: if several pools select a pod, the first of these pools has
+//! it. Finding pods is a cargo feature (`kubernetes`); without it, the table is an error that says
+//! how to get a gateway with it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -19,7 +19,7 @@ use super::value::Endpoint;
 const IS_BUILT: bool = cfg!(feature = "kubernetes");
 
 impl Config {
-    /// Makes these pods the backends of their pools, by pool name; a pool that is not named gets
+    /// Makes these pods the backends of their pools, by pool name; a pool without an entry gets
     /// none. Returns the pods that were left out, with the reason.
     pub fn put_pods(&mut self, found: &BTreeMap<String, Vec<FoundPod>>) -> Vec<(String, String)> {
         let listed = self.pools.iter().filter(|pool| pool.kubernetes.is_none());

@@ -2,8 +2,8 @@
 //!
 //! The document is changed before it is read (`copies.rs`), so the rest of the gateway knows only
 //! backends with one rank each. Rank `i` of the backend `node` is the backend `node-i` with the key
-//! `rank = i`. All have the address of `node`; of a server that the gateway runs, the backend of
-//! rank 0 stands for the process, and the others follow it ([`Backend::follows`]).
+//! `rank = i`. All have the address of `node`. If the gateway runs the server, the backend of rank
+//! 0 stands for the process, and the others follow it ([`Backend::follows`]).
 //!
 //! A `ranks` that cannot be read stays in the document, and reading reports it. Bound:
 //! [`MAX_RANKS`] for each backend.
@@ -18,8 +18,8 @@ use super::problem::Situation;
 use super::report::Report;
 use sluice_core::engines::EngineKind;
 
-/// The backends of the ranks of a backend; itself, if it has no `ranks`. `pool`: the table of the
-/// pool, whose `ranks` are the default.
+/// The backends for the ranks of a backend; the backend itself, if it has no `ranks`. `pool`: the
+/// table of the pool, whose `ranks` are the default.
 pub(super) fn expand(backend: Entry, pool: Option<i64>) -> Vec<Entry> {
     let Some(keys) = backend.value.table() else { return vec![backend] };
     let ranks = keys.get("ranks").map_or(pool, |entry| number(&entry.value));
@@ -58,8 +58,8 @@ pub fn engine_name(name: &str, rank: Option<u16>) -> Cow<'_, str> {
 }
 
 impl Backend {
-    /// Whether the process of this backend is the process of another one, with rank 0, which stands
-    /// for it where engines are started, stopped and changed.
+    /// Whether another backend, with rank 0, stands for the process of this backend where engines
+    /// are started, stopped and changed.
     pub fn follows(&self) -> bool {
         !matches!(self.target, Target::Url(_)) && self.rank.is_some_and(|rank| rank > 0)
     }

@@ -1,8 +1,8 @@
 //! The reference file `config/sluice.toml`, generated from the definitions of the keys.
 //!
-//! A key with a default is in force with it; a key without one is commented out, with an example.
-//! Required keys (names and the like) are in force with an example, so that the whole file is a
-//! valid configuration. A test compares the file with the generated text.
+//! A key with a default is in force with the default; a key without a default is commented out,
+//! with an example. Required keys (names and the like) are in force with an example, so that the
+//! whole file is a valid configuration. A test compares the file with the generated text.
 
 use super::file::{Document, Value};
 use super::key::{Applied, Fallback, Field, KeySpec, Shape, TECHNICAL_MAXIMA};
@@ -97,7 +97,6 @@ fn documentation(key: &KeySpec) -> String {
     key.doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
 }
 
-/// The properties of a key besides the documentation.
 fn facts(field: &Field) -> String {
     let key = &field.key;
     let mut facts = Vec::new();

@@ -3,8 +3,7 @@
 //!
 //! Reading never stops at a problem. A wrong value is replaced by the default, so that the rest of
 //! the file is checked too; a report with errors never becomes a `Config`. A rule about several
-//! keys first asks [`Report::is_sound`], so that it does not repeat a problem that one of them
-//! already has.
+//! keys first asks [`Report::is_sound`], so that it does not repeat a problem of one of the keys.
 //!
 //! Environment variables, files and the machine are read through [`Surroundings`], so that a test
 //! can replace them.
@@ -31,7 +30,7 @@ pub struct Surroundings<'s> {
 impl Surroundings<'_> {
     /// This process and this machine, with relative paths starting at `folder`.
     pub fn of_process(folder: &Path) -> Self {
-        // Absolute, so that printed paths mean the same wherever they are saved.
+        // Absolute, so that printed paths mean the same in any folder.
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         Self { env: &|name| std::env::var(name).ok(), folder, machine: Machine::of_process() }
     }

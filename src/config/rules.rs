@@ -31,8 +31,8 @@ use sluice_core::base::{ModelId, Period};
 use sluice_core::openai::Route;
 
 /// Applies every rule. Sets values that depend on several keys: the objectives that pools inherit
-/// from `slo`, the kinds of engines and their slots, the TLS settings of backends, and the default
-/// of `server.max_body_memory`.
+/// from `slo`, the kinds of engines and their slots, the TLS settings of backends, the classes of a
+/// file without any, and the default of `server.max_body_memory`.
 pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     let Config {
         server, health, fleet, models, auth, pools, slo, classes, access_log, records, tracing, cluster, ..
@@ -100,8 +100,8 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     }
 }
 
-/// Checks that every pool keeps an engine: only the leader starts engines, and it sees only its own
-/// requests. The requests at other gateways need an engine that runs.
+/// Checks that every pool keeps an engine. Only the leader starts engines, and it sees only its own
+/// requests, so requests at other gateways need an engine that runs.
 fn check_engines_for_others(pools: &[Pool], report: &mut Report<'_>) {
     for (index, pool) in pools.iter().enumerate() {
         if pool.autoscale.is_some_and(|autoscale| autoscale.apply && autoscale.min == 0) {
@@ -123,7 +123,7 @@ fn check_ports_of_leaders(pools: &[Pool], report: &mut Report<'_>) {
 }
 
 /// Whether two sockets cannot both be bound, or one would be reachable through the other's address.
-/// Port 0 is "any free one" and never overlaps.
+/// Port 0 means any free port and never overlaps.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let same_host = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() != 0 && one.port() == other.port() && same_host
@@ -204,7 +204,6 @@ fn check_auth(auth: &Auth, server: &Server, report: &mut Report<'_>) {
     }
 }
 
-/// Whether only this machine can reach the address.
 fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
@@ -367,8 +366,8 @@ fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Rep
     }
 }
 
-/// Whether two pools may have the same server: their models are others, and the server limits each
-/// model by itself.
+/// Whether two pools may have the same server: they have different models, and the server limits
+/// each model by itself.
 fn are_apart(one: &Pool, other: &Pool) -> bool {
     let is_apart = one.engine == other.engine && one.engine.rules().limits_each_model;
     match (&one.models, &other.models) {
@@ -377,7 +376,6 @@ fn are_apart(one: &Pool, other: &Pool) -> bool {
     }
 }
 
-/// A backend at an address.
 struct Seen {
     pool: usize,
     name: String,
@@ -386,7 +384,7 @@ struct Seen {
 }
 
 /// Checks that each backend is listed once, because a backend in two pools would get the limits
-/// twice, and that none is the gateway itself.
+/// twice, and that no backend is the gateway itself.
 fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
     let mut seen: BTreeMap<Endpoint, Vec<Seen>> = BTreeMap::new();
     let mut count = 0;

@@ -5,8 +5,8 @@
 //! print the reference, or a mask for plain text, never the value.
 //!
 //! The command, environment and flags of an engine may hold secrets too ([`Words`], `launch.env`,
-//! `args`): every variable, the flags that `vllm::secrets` names, and every flag that is written as
-//! a reference.
+//! `args`): every variable, the flags that `vllm::secrets` names, and every flag whose value is a
+//! reference.
 //!
 //! Key digests (`sha256 = ...`) are the SHA-256 of a client's key as 64 hex digits, in place or by
 //! reference. They are masked too, because the digest of a weak key can be searched for.

@@ -2,7 +2,7 @@
 //!
 //! Two traits. [`Scalar`] is one value: a number, a duration, a word. [`Setting`] is anything that
 //! a key can hold: a scalar, an optional value, a list, a table. A type that implements `Scalar`
-//! can be the type of a field of a `table!` at once.
+//! can be the type of a field of a `table!`.
 //!
 //! Reading reports problems and goes on, so that the rest of the file is always checked.
 
@@ -103,7 +103,7 @@ impl PartialEq for Shown {
 
 #[derive(Clone)]
 pub(super) struct ShownTable {
-    /// Distinguishes the table from the others of a list: with another identity it is another
+    /// Distinguishes the table from others in a list: a table with another identity is another
     /// table, not a changed one.
     pub(super) identity: String,
     /// The keys, in the order of their definition.

@@ -2,7 +2,8 @@
 //!
 //! `sluice check` prints this page. It can be used as a file: reading it gives the same
 //! configuration again (except plain-text secrets, which are masked). Paths are shown as resolved.
-//! Keys without a value are shown as comments, so that the reader sees that they exist.
+//! Keys without a value, except tables, are shown as comments, so that the reader sees that they
+//! exist.
 
 use std::fmt::{self, Display};
 
@@ -90,7 +91,6 @@ impl Page<'_, '_> {
         writeln!(self.f, "{line:COMMENT_COLUMN$} # {}", origins.of(&format!("{path}.{key}")))
     }
 
-    /// Shows a key without a value. An absent table is not mentioned.
     fn nothing(&mut self, field: &Field) -> fmt::Result {
         match (field.key.fallback, field.shape) {
             (_, Shape::Table(_)) => Ok(()),

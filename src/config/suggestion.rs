@@ -1,8 +1,8 @@
 //! The nearest name to an unknown one.
 //!
 //! Distance counts insertions, deletions, replacements and swaps of neighbours, ignoring case and
-//! reading `-` as `_`. A name is suggested if at most a third of the unknown name (and always one
-//! character) would have to change; a worse guess would only distract.
+//! reading `-` as `_`. A name is suggested if the distance is at most a third of the unknown name's
+//! length, or 1; a worse guess would only distract.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ const LONGEST: usize = 128;
 /// Ends a message with a suggestion, or with the known names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Suggestion {
-    /// One name is near.
+    /// The nearest name.
     Near(String),
     /// The name is a key of these tables, given by their paths.
     Elsewhere(Vec<String>),

@@ -1,7 +1,7 @@
 //! `pool.tokens`: a number of tokens, `"auto"`, or `"unlimited"`.
 //!
 //! With `"auto"`, the gateway learns a limit for each backend from the preemptions of the engine;
-//! without preemptions there is none. A number is a fixed limit, and the gateway learns none.
+//! without preemptions there is no limit. A number is a fixed limit, and the gateway learns none.
 
 use super::file::{Entry, Value};
 use super::problem::{Situation, Suggestion};
@@ -17,7 +17,7 @@ pub enum TokenLimit {
     /// Learned from preemptions.
     #[default]
     Auto,
-    /// None.
+    /// No limit.
     Unlimited,
     /// This many tokens.
     Fixed(Tokens),

@@ -1,7 +1,7 @@
 //! `[tuner]`: the changes that the online tuner may make while requests run.
 //!
-//! The tuner is in the crate `online`, above this one; it reads the limits of a configuration and
-//! changes the limits of pools. Without objectives the tuner changes nothing in any mode.
+//! The tuner is in the crate `online`; it reads the limits of a configuration and changes the
+//! limits of pools. Without objectives the tuner changes nothing in any mode.
 
 use std::time::Duration;
 

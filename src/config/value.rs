@@ -259,8 +259,8 @@ pub(super) fn check_name(name: &str) -> Result<(), Situation> {
     if name.chars().all(fine) { Ok(()) } else { Err(Situation::NameLetters { name: name.to_owned() }) }
 }
 
-/// Whether a text can be the name of a model. Model names are freer than others, since their
-/// authors choose them.
+/// Whether a text can be the name of a model. Model names may have more characters than other
+/// names, because their authors choose them.
 pub(super) fn check_model_name(name: &str) -> Result<(), Situation> {
     check_length(name, limits::MAX_MODEL_NAME_BYTES)?;
     if name == "*" || name.trim() != name || name.chars().any(char::is_control) {
@@ -290,7 +290,7 @@ pub struct Endpoint {
     pub host: String,
     /// TCP port; 0 only for an engine of the gateway whose port has not been chosen yet.
     pub port: u16,
-    /// Put before the path of every request; empty, or begins with `/` and does not end with one.
+    /// Put before the path of every request; empty, or begins with `/` and does not end with `/`.
     pub prefix: String,
 }
 

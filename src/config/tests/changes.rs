@@ -1,4 +1,4 @@
-//! The description of a reload has the differences, and nothing else.
+//! The description of a reload names the differences and nothing else.
 //!
 //! Each test compares two configurations that differ in one or two keys, mostly by `--set`, and
 //! checks the list of changes. Secrets must be compared and never appear in it.

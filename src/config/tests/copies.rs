@@ -1,7 +1,7 @@
 //! Backends that stand for several equal processes.
 //!
-//! Names, ports and devices of the copies are checked, and that another number of copies changes
-//! none of the copies that stay. Each mistake is reported once.
+//! The tests check names, ports and devices of the copies, that a change of the number changes no
+//! copy that stays, and that each mistake is reported once.
 
 use super::{read, read_with, valid};
 use crate::{Config, Gpu, Target};

@@ -1,6 +1,6 @@
 //! The keys about kinds of engines.
 //!
-//! Unknown kinds, paths that a pool cannot name, and defaults of a kind.
+//! The tests cover unknown kinds, paths that a pool cannot name, and defaults of a kind.
 
 use super::problems::one_in;
 use super::read_with;

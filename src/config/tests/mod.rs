@@ -43,7 +43,6 @@ fn surroundings(folder: &Path) -> Surroundings<'static> {
     Surroundings { env: &environment, folder: folder.to_owned(), machine: Machine::with_cores(4) }
 }
 
-/// Reads `text` with `sets` in the fixed surroundings.
 fn read_with(text: &str, sets: &[&str]) -> Result<Loaded, Problems> {
     let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
     Config::parse(text, "test.toml", &sets, &surroundings(Path::new("/nowhere")))

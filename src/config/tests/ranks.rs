@@ -1,6 +1,7 @@
 //! Data-parallel ranks of the configuration.
 //!
-//! The backends that they become, and the keys with which they cannot be combined.
+//! The tests check the backends that ranks become, and the keys with which ranks cannot be
+//! combined.
 
 use super::{read, read_with, valid};
 use crate::{Address, Config};

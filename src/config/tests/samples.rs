@@ -22,7 +22,7 @@ fn sample(name: &str) -> String {
 
 fn load(name: &str) -> Loaded {
     let folder = with_files();
-    // Replaces the log folder of a service.
+    // The log folder of a service does not exist here.
     let text = sample(name).replace("/var/log/sluice", &folder.path().display().to_string());
     let loaded = Config::parse(&text, name, &[], &surroundings(folder.path()));
     loaded.unwrap_or_else(|problems| panic!("config/{name}: {problems}"))

@@ -1,8 +1,8 @@
 //! TLS to engines: trusted certificates, the required name, and the gateway's client certificate.
 //!
 //! A certificate that is itself in the CA file is trusted without a chain, because
-//! `vllm serve --ssl-certfile` usually gets a self-signed certificate. Its dates and name are still
-//! checked.
+//! `vllm serve --ssl-certfile` usually gets a self-signed certificate. The certificate's dates and
+//! name are still checked.
 
 use std::fmt;
 use std::hash::Hasher as _;
@@ -31,7 +31,7 @@ pub enum Roots<'a> {
     System,
     /// Certificates in a file, or signed by a CA in it.
     File(&'a Certificates),
-    /// All. The connection is encrypted, but any server can answer it.
+    /// Every certificate: the connection is encrypted, but any server can answer.
     Unverified,
 }
 

@@ -8,8 +8,8 @@
 //!
 //! TLS 1.2 and 1.3, with rustls' defaults for ciphers and groups, which no configuration key can
 //! weaken. Early data is off, because a request in it could be replayed. Names are checked against
-//! subject alternative names, as in all current clients. Pure, except that `client::system` reads
-//! the CA certificates of the machine; `config` reads all other files.
+//! subject alternative names, as in all current clients. Pure, except for `random`, and for
+//! `client::system`, which reads the CA certificates of the machine.
 
 mod pem;
 mod validity;

@@ -56,7 +56,7 @@ impl ServerTls {
         Ok(Self(Arc::new(config)))
     }
 
-    /// The settings, for one handshake.
+    /// The settings, for a handshake.
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0)
     }

@@ -18,7 +18,6 @@ pub struct Validity {
 
 const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
 
-/// DER tags.
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xA0;
 const UTC_TIME: u8 = 0x17;

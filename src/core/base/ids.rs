@@ -1,8 +1,8 @@
 //! Dense ids: the names of a configuration as indexes into arrays.
 //!
 //! The request path uses only ids, so a lookup is an array access and never hashes a string. Names
-//! are for configuration, metric labels and log lines. The array must live as long as the id is
-//! used.
+//! are for configuration, metric labels and log lines. An id is valid only for the array for which
+//! it was made.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! A macro for enums whose variants have a name outside the program.
 //!
 //! One table has the variants and their names in messages, metrics, journals and the admin API, so
-//! that no list of them can lack one.
+//! no list can lack a variant.
 
 /// Declares an enum with `ALL` (the variants in the order of declaration) and `label` (the name of
 /// a variant).

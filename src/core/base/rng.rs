@@ -3,7 +3,7 @@
 //! For cheap random choices (two random candidates, jitter), and for runs that a seed must
 //! reproduce on any machine. Not for secrets.
 
-/// A stream of pseudo-random numbers that follows from a seed.
+/// A stream of pseudo-random numbers; the seed determines all of them.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 

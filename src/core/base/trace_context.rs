@@ -2,9 +2,10 @@
 //! sampling.
 //!
 //! A client may send the header `traceparent`: the ids of the trace and of the client's span, and
-//! whether the client samples the trace; the gateway does the same. Otherwise the gateway begins a
-//! new trace and samples a share of these. The share is compared with the low 64 bits of the trace
-//! id, as in OpenTelemetry's libraries, so gateways with the same share sample the same traces.
+//! whether the client samples the trace; the gateway follows that choice. Without the header the
+//! gateway begins a new trace, and samples a share of the new traces. The share is compared with
+//! the low 64 bits of the trace id, as in OpenTelemetry's libraries, so gateways with the same
+//! share sample the same traces.
 //!
 //! Ids are numbers and come from the caller; 0 is not a valid id. Nothing here allocates.
 
@@ -15,9 +16,8 @@ use super::{Rng, hash_two};
 
 /// Bytes of a `traceparent` of version 00.
 const LENGTH: usize = 55;
-/// The flag of a trace that is sampled.
 const SAMPLED: u8 = 1;
-/// The flags that are passed on: "sampled", and "the id is random". Other flags must be sent as 0.
+/// The flags that are passed on: "sampled" and "the id is random". All others must be sent as 0.
 const KNOWN_FLAGS: u8 = 3;
 
 /// The value of the header `traceparent`.
@@ -55,7 +55,7 @@ impl TraceParent {
         Self { flags: self.flags & !SAMPLED, ..self }
     }
 
-    /// The same trace and flags with span `number` below this span. The new id is never 0.
+    /// The same trace and flags, with child span `number` of this span. The new id is never 0.
     pub fn child(self, number: u64) -> Self {
         let span = hash_two(self.span, number).max(1);
         Self { span, ..self }

@@ -4,8 +4,8 @@
 //! take `k` (1,000) and `M` (1,000,000). Bytes take `B kB MB GB` (powers of 1,000) and
 //! `KiB MiB GiB` (powers of 1,024). Durations take `us ms s m h d`; every duration but 0 needs a
 //! unit, because some tools read a bare `30` as seconds and others as milliseconds. A value with a
-//! fraction must be a whole number of base units (token, byte, microsecond). Some other spellings
-//! are read too, such as `K` for `k`.
+//! fraction must be a whole number of base units (token, byte, microsecond). Other spellings such
+//! as `K` for `k` are accepted.
 //!
 //! Display uses the largest unit that divides the value, so the text parses back to the same value.
 

@@ -1,39 +1,41 @@
 //! The flags of the program of an engine that is not vLLM.
 //!
 //! A list has a line for each kind of value and each effect: `int scheduling: parallel|np ...`; `|`
-//! separates other names of the same flag. A flag that is not in the list is passed on: versions
-//! differ, and the help of the installed program decides. [`FlagForm`] is the way in which the
-//! program reads words. vLLM's flags are in [`vllm::flags`](crate::vllm::flags).
+//! separates other names of the same flag. A flag that is not in the list is passed on unchecked,
+//! because versions differ. vLLM's flags are in [`vllm::flags`](crate::vllm::flags).
 
 use std::collections::BTreeMap;
 
 use crate::vllm::flags::value::{FlagValue, SecretText, finite};
 
-/// The flags of one program, and the ones that the gateway itself reads or writes.
+/// The flags of one program, and the roles of flags that the gateway reads or writes.
 #[derive(Debug)]
 pub struct FlagTable {
     /// The name of the engine in messages.
     pub engine: &'static str,
-    /// The flags; see the head of this file.
+    /// The flags: a line such as `int scheduling: parallel|np ...` for each kind of value and
+    /// effect.
     pub list: &'static str,
-    /// How the program reads words.
+    /// How the program reads flags.
     pub form: FlagForm,
-    /// The beginning of the program's name, where flags follow it: `llama-server`.
+    /// The beginning of the name of a program whose flags follow directly: `llama-server`.
     pub program: Option<&'static str>,
-    /// The package of `python -m`, and of a program with the subcommand `serve`.
+    /// The name of the package after `python -m`, and of the program that has the subcommand
+    /// `serve`.
     pub package: Option<&'static str>,
-    /// Flags of the address on which the engine listens: host, port.
+    /// Flags for the host and the port on which the engine listens.
     pub address: (&'static str, &'static str),
-    /// Flags that turn on TLS, which the gateway does not speak with an engine that it starts.
+    /// Flags that turn on TLS. The gateway refuses them, because it reaches its own engines without
+    /// TLS.
     pub tls: &'static [&'static str],
-    /// Flags that name files or folders of the model.
+    /// Flags that name the model's files or folder.
     pub model: &'static [&'static str],
-    /// The flag of the number of sequences that run at once.
+    /// The flag for the number of sequences that run at once.
     pub sequences: Option<&'static str>,
-    /// Flags whose product is the number of devices.
+    /// Flags whose values, multiplied, are the number of devices.
     pub devices: &'static [&'static str],
-    /// Flags that the online tuner changes: the name that vLLM has for such a flag, and the name
-    /// here. Each change is a restart.
+    /// Flags that the online tuner changes: vLLM's name, and this program's name. Each change
+    /// restarts the engine.
     pub tuned: &'static [(&'static str, &'static str)],
 }
 
@@ -63,7 +65,6 @@ pub enum FlagForm {
     Valued,
 }
 
-/// The kind of value that a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     Switch,
@@ -72,7 +73,6 @@ enum Takes {
     Text,
 }
 
-/// A flag of the list.
 #[derive(Clone, Copy, Debug)]
 struct Listed {
     name: &'static str,
@@ -102,7 +102,8 @@ impl FlagTable {
         self.listed().find(|(_, names)| names.split('|').any(|name| name == written)).map(|(flag, _)| flag)
     }
 
-    /// The flag with this name, or, as argparse reads it, the only one with such a beginning.
+    /// The flag with this name. If the program abbreviates as argparse does, also the only flag
+    /// that begins with `written`.
     fn find(&self, written: &str) -> Option<Listed> {
         let short = written.replace('_', "-");
         let begun = || {
@@ -123,19 +124,18 @@ impl FlagTable {
         })
     }
 
-    /// The name under which a flag is listed, if it is: `parallel` for `np`.
+    /// The name under which a flag is listed: `parallel` for `np`. `None` if it is not listed.
     pub fn full_name(&self, written: &str) -> Option<&'static str> {
         self.find(written).map(|flag| flag.name)
     }
 
-    /// The names of all flags, without the other names of a flag.
+    /// The first name of each flag.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.listed().map(|(flag, _)| flag.name)
     }
 
     /// Whether a client of the admin API may change the flag without further configuration: it
-    /// changes scheduling or the use of memory. An
-    /// abbreviation is not a name.
+    /// changes only scheduling or the use of memory. False for an abbreviated name.
     pub fn is_tunable(&self, flag: &str) -> bool {
         self.exact(flag).is_some_and(|flag| flag.is_tunable)
     }
@@ -143,7 +143,7 @@ impl FlagTable {
     /// Checks the type of a value. A flag that is not listed passes.
     ///
     /// # Errors
-    /// The value that the flag takes.
+    /// The message says which kind of value the flag takes.
     pub fn check<S>(&self, name: &str, value: &FlagValue<S>) -> Result<(), String> {
         let Some(flag) = self.find(name) else { return Ok(()) };
         let off = matches!(value, FlagValue::Flag(false));
@@ -186,7 +186,8 @@ impl FlagTable {
         }
     }
 
-    /// The number of words of a command before its flags; `None` for a script or another program.
+    /// The number of words of a command before the program's flags; `None` if the command does not
+    /// run this program.
     pub fn flags_begin(&self, command: &[String]) -> Option<usize> {
         let named = |word: &str, begin: &str| word.rsplit('/').next().is_some_and(|name| name.starts_with(begin));
         let is_last = |(at, word): (usize, &String)| {
@@ -203,7 +204,8 @@ impl FlagTable {
         command.iter().enumerate().take(PREFIX_WORDS).position(is_last).map(|at| at + 1)
     }
 
-    /// The flags in the words of a command: full names where they are listed, and the last value.
+    /// The flags and values in the words of a command. A listed flag has its full name; a repeated
+    /// flag has its last value.
     pub fn read(&self, words: &[String]) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut rest = words.iter().peekable();
@@ -234,7 +236,7 @@ impl FlagTable {
     }
 }
 
-/// Words of a command in which the program is searched: `nice -n 10 env A=b python -m x`.
+/// The program must be among this many first words: `nice -n 10 env A=b python -m x`.
 const PREFIX_WORDS: usize = 10;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! llama.cpp's `llama-server`.
 //!
 //! The server listens while it loads the model: `/health` then responds with 503 and the text
-//! "Loading model". It runs as many sequences as it has slots (`--parallel`) and keeps other
-//! requests inside, so the gateway sends no more than `total_slots` of `/props`. Metrics exist with
-//! `--metrics`; tokens are counted when a sequence ends, and `n_decode_total` at every step.
+//! "Loading model". It runs as many sequences as it has slots (`--parallel`) and queues other
+//! requests inside, so the gateway sends at most `total_slots` of `/props` requests at once.
+//! Metrics exist only with `--metrics`; the token counters move when a sequence ends,
+//! `n_decode_total` at every step.
 
 use std::time::Duration;
 
@@ -95,7 +96,7 @@ const FLAGS: FlagTable = FlagTable {
 
 const LOG: LogRules = LogRules {
     form: LogForm {
-        // "0.00.014.973 I srv    load_model: ": time, level, component; older versions log neither.
+        // "0.00.014.973 I srv    load_model: ": time, level, component. Older versions log none.
         message: |line| match level(line) {
             Some((_, rest)) => rest,
             None => line.trim_end(),

@@ -6,8 +6,8 @@
 //! | `rules.rs` | the facts by which kinds differ |
 //! | the others | the facts of one kind, as a constant `RULES` |
 //!
-//! A new kind is such a file, and a line in the table of `kinds!` below. `cargo fmt` does not see
-//! files that a macro declares: `rustfmt --edition 2024 src/core/engines/*.rs` formats them.
+//! To add a kind, write such a file and a line in the table of `kinds!` below. `cargo fmt` does not
+//! see files that a macro declares: `rustfmt --edition 2024 src/core/engines/*.rs` formats them.
 
 mod flag_table;
 mod rules;
@@ -61,13 +61,13 @@ kinds! {
 }
 
 impl EngineKind {
-    /// The kind that calls itself this in the list of models.
+    /// The kind whose servers write this `owned_by` into the list of models.
     pub fn of_owner(owner: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.rules().owners.contains(&owner))
     }
 
-    /// Whether a server of the other kind is certainly none of this kind: this kind can be
-    /// recognised, or the two have no route in common.
+    /// Whether a server that was found to be of the `other` kind is certainly not of this kind:
+    /// this kind can be recognised, or the two have no route in common.
     pub fn excludes(self, other: Self) -> bool {
         let both = |route| (self.rules().serves)(route) && (other.rules().serves)(route);
         self != other && (self.rules().identity.is_some() || !Route::ALL.into_iter().any(both))

@@ -1,8 +1,8 @@
 //! Any server with the API of OpenAI: `trtllm-serve`, vLLM-Omni, a proxy, a service.
 //!
-//! Only `/health` and `/v1/models` are asked. Such a server never counts as hung by counters, and
-//! only the pool limits it. Every route of the API is passed on; a route that the server
-//! lacks is learned from the refusal.
+//! The gateway asks only for `/health`, `/v1/models` and `/openapi.json`. There are no counters
+//! that could show a hang, and only the pool's configuration limits the requests at once. Every
+//! route of the API is passed on; the server's refusal shows that it lacks a route.
 
 use std::time::Duration;
 

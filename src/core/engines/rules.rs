@@ -20,10 +20,10 @@ use crate::vllm::metrics::MetricsSnapshot;
 pub struct EngineRules {
     /// The page that says whether the engine serves requests.
     pub health: &'static str,
-    /// The least time that an answer to `health` may take, where the page does work of its own.
+    /// Lower bound of a health probe's time limit, for a page that needs time to answer.
     pub health_takes: Duration,
-    /// Whether the engine answers while it works. If not, it is not asked: a request that runs, and
-    /// the pool's `deadline`, say more.
+    /// Whether the engine answers probes while a request runs. If not, it is probed only when idle,
+    /// and only the pool's `deadline` shows a hang.
     pub answers_while_busy: bool,
     /// The meaning of an answer to `health`, by status and body.
     pub judge: fn(u16, &[u8]) -> Health,
@@ -31,7 +31,7 @@ pub struct EngineRules {
     pub lists_models: bool,
     /// Values of `owned_by` in the list of models that only servers of this kind write.
     pub owners: &'static [&'static str],
-    /// The page by which a server of the kind is recognised; `None`: other servers may look alike.
+    /// The page by which a server of the kind is recognised; `None`: no page is certain.
     pub identity: Option<IdentityPage>,
     /// Whether `/openapi.json` describes the routes.
     pub describes_routes: bool,
@@ -39,7 +39,7 @@ pub struct EngineRules {
     pub version: Option<&'static str>,
     /// How the metrics page is read; `None`: there is none.
     pub metrics: Option<MetricsPage>,
-    /// How the number of sequences that the engine runs at once is read; `None`: it does not say.
+    /// The page with the number of sequences that the engine runs at once; `None`: there is none.
     pub slots_page: Option<SlotsPage>,
     /// The default of a pool's `slots`.
     pub slots: u32,
@@ -48,10 +48,10 @@ pub struct EngineRules {
     pub serves: fn(Route) -> bool,
     /// Whether the engine limits each model by itself, so that several pools may name one server.
     pub limits_each_model: bool,
-    /// Whether every request is a job: work that is not counted in tokens.
+    /// Whether every request is a job: work that is not measured in tokens.
     pub does_jobs: bool,
-    /// Whether the engine ends a request whose connection is closed. Otherwise the work goes on,
-    /// and its slot is in use until the engine answers.
+    /// Whether the engine ends a request whose connection is closed. Otherwise the slot stays in
+    /// use until the engine answers.
     pub aborts: bool,
     /// Whether the engine can continue an answer that another engine began.
     pub continues: bool,
@@ -66,7 +66,7 @@ pub struct EngineRules {
 pub struct IdentityPage {
     /// The path.
     pub path: &'static str,
-    /// Whether only a server of this kind answers a success with such a body.
+    /// Whether a successful answer with this body can only come from a server of this kind.
     pub is_own: fn(&[u8]) -> bool,
 }
 
@@ -98,7 +98,7 @@ pub struct MetricsPage {
     /// Whether the counters move with every step, so that an engine whose counters stand still is
     /// hung.
     pub shows_steps: bool,
-    /// Whether generated tokens are counted while a response runs, and not at the end.
+    /// Whether the counter of generated tokens moves while a response runs, not only at the end.
     pub counts_tokens: bool,
 }
 
@@ -113,8 +113,7 @@ pub struct SlotsPage {
     pub tokens: fn(&[u8]) -> Option<u64>,
 }
 
-/// Reads a page of metrics whose names have a prefix, by a table of names without the prefix and
-/// the names of vLLM.
+/// Reads a metrics page. `names`: pairs of a name without the `prefix`, and vLLM's name.
 pub(super) fn translated(page: &str, prefix: &str, names: &'static [(&'static str, &'static str)]) -> MetricsSnapshot {
     MetricsSnapshot::read(page, |written| {
         let own = written.strip_prefix(prefix)?;
@@ -128,7 +127,8 @@ pub(super) fn has_members(body: &[u8], names: &[&str]) -> bool {
     object.is_ok_and(|object| names.iter().all(|name| object.contains_key(*name)))
 }
 
-/// The log of a program of any kind. Phases are not known, so the health page alone shows them.
+/// The log of a program of any kind. Its phases are unknown, so only the health page shows when a
+/// start is over.
 pub(super) const PLAIN_LOG: LogRules = LogRules {
     form: LogForm { message: |line| line, is_remark: |_| false, phases: &[] },
     failures: PYTHON_FAILURES,
@@ -138,7 +138,7 @@ pub(super) const PLAIN_LOG: LogRules = LogRules {
     advice: PLAIN_ADVICE,
 };
 
-/// Texts of a program that finds no file or module.
+/// Texts of a Python program, or a shell, that finds no file or module.
 const PYTHON_FAILURES: &[(&str, FailureClass)] = &[
     ("ModuleNotFoundError", FailureClass::ProgramMissing),
     ("can't open file", FailureClass::ProgramMissing),

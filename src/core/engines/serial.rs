@@ -1,11 +1,11 @@
 //! A process that does one job at a time: speech, images, a Flask or FastAPI program.
 //!
-//! A second job would wait inside the process, where nothing orders it; so a backend gets one, and
-//! the pool's queue has the others. While it works, a process with one thread answers nothing, so
-//! it is not probed then. Several processes are several backends. Such a server may have no health
+//! A second job would wait inside the process, unordered; so a backend gets one job, and the others
+//! wait in the pool's queue. A process with one thread answers nothing while it works, so it is not
+//! probed then. Configure several processes as several backends. Such a server may have no health
 //! page: any answer below 500 shows that it accepts requests. It has no counters, so only the
-//! `deadline` of the pool shows that it hangs. It does not notice that a client has left, so the
-//! slot stays in use until it answers.
+//! `deadline` of the pool shows that it hangs. The process does not notice that a client has left,
+//! so the slot stays in use until it answers.
 
 use std::time::Duration;
 

@@ -1,11 +1,11 @@
 //! SGLang 0.5.
 //!
-//! `/health_generate` generates a token, or waits for one of a running request, at most 20 s; it
-//! responds with 503 while the engine starts or stops, or hangs. It looks once a second, so it
-//! never answers within one. Metrics exist with `--enable-metrics`. Their token counts move at the
-//! end of a request, except `realtime_tokens_total`, which moves every 40 steps: enough to see that
-//! the engine works, and not enough to compare with the tokens that streams received. `/v1/loads`
-//! has one entry per data-parallel rank; the ranks together run the sum.
+//! `/health_generate` generates a token, or waits up to 20 s for a token of a running request. It
+//! responds with 503 while the engine starts, stops or hangs. It looks for the token once a second,
+//! so every answer takes a second or more. Metrics exist with `--enable-metrics`. Their token
+//! counts move at the end of a request, except `realtime_tokens_total`, which moves every 40 steps:
+//! this shows that the engine works, but cannot be compared with the tokens that streams received.
+//! `/v1/loads` has one entry per data-parallel rank; the engine's limit is their sum.
 //!
 //! A full queue (`--max-queued-requests`) is a 503 with the text "The request queue is full.", so
 //! another engine gets the request.

@@ -1,7 +1,7 @@
 //! The rules of each kind, on pages as the servers write them.
 //!
-//! The pages are of SGLang 0.5.23 and of llama.cpp b10434. Every kind is asked
-//! for the same facts, so that a page of one kind says nothing to another.
+//! The pages are of SGLang 0.5.23 and of llama.cpp b10434. Each page is read by the rules of every
+//! kind, and must mean nothing to the other kinds.
 
 use super::{EngineKind, Health};
 use crate::openai::Route;
@@ -105,7 +105,8 @@ fn a_kind_that_any_server_may_have_excludes_only_servers_without_its_routes() {
     for (kind, other) in [(Vllm, Vllm), (OpenAi, Vllm), (OpenAi, LlamaCpp), (Serial, Vllm)] {
         assert!(!kind.excludes(other), "{kind:?} {other:?}");
     }
-    // So a kind that is found later changes no default that the file was checked with.
+    // `slots` is checked before the kind of a server is known, so recognising the kind must not
+    // change the default.
     for kind in EngineKind::ALL.into_iter().filter(|kind| kind.rules().identity.is_some()) {
         assert_eq!(kind.rules().slots, EngineKind::default().rules().slots, "{kind:?}");
     }

@@ -1,9 +1,9 @@
 //! NVIDIA Triton with the HTTP protocol of KServe (v2).
 //!
-//! The path of a request names the model, and a stream of `generate_stream` ends with its body. The
-//! metrics have a port of their own (8002). A batch may run for minutes without a change of a
-//! counter, so counters never show that Triton hangs; the `deadline` of a pool does. Models are
-//! loaded by the operator, and the gateway does not ask for them.
+//! The path of a request names the model, and a stream of `generate_stream` has no end marker: the
+//! end of the body ends it. The metrics have a port of their own (8002). A batch may run for
+//! minutes while no counter changes, so only the `deadline` of a pool shows that Triton hangs. The
+//! operator loads models; the gateway does not list them.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ const NAMES: &[(&str, &str)] = &[
     ("inference_request_success", "request_success_total"),
 ];
 
-/// The metadata of the server. Other servers with the protocol of KServe have other names.
+/// Reads the server's metadata. Other servers that speak KServe's protocol have other names.
 fn is_triton(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Server {
@@ -119,7 +119,6 @@ const LOG: LogRules = LogRules {
 };
 const LESS_MEMORY: &str = "lower the number of instances or max_batch_size of the models, or load fewer models";
 
-/// The level of a line of Triton's own logger.
 fn level(line: &str) -> Option<char> {
     let (head, _) = line.split_once(' ')?;
     let level = head.chars().next()?;

@@ -2,7 +2,7 @@
 //!
 //! The response is forwarded as it arrives and never held. A copy of a response of at most [`KEEP`]
 //! bytes is read at the end; a longer response is read piece by piece ([`Condenser`]). So usage is
-//! found anywhere in a body of any size.
+//! found wherever it is, in a body of any size.
 
 use std::time::Duration;
 
@@ -24,12 +24,10 @@ pub struct BodyMeter {
     kept: Vec<u8>,
     /// Set once the response is longer than [`KEEP`].
     long: Option<Box<LongBody>>,
-    /// Bytes of the body so far.
     length: u64,
     bounds: UsageBounds,
 }
 
-/// A response that is read piece by piece.
 #[derive(Clone, Debug, Default)]
 struct LongBody {
     body: Condenser,

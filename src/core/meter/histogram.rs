@@ -1,12 +1,12 @@
 //! The inter-token latencies of one stream, as a row of counters.
 //!
-//! A stream may have thousands of gaps. To count each in a shared histogram would cost a lock or an
-//! atomic per token, so each stream has a row, without allocation, which is added to the shared
-//! metric once, at the end.
+//! A stream may have thousands of gaps. Counting each gap in a shared histogram would cost a lock
+//! or an atomic operation per token. So each stream counts in a row of its own, without allocation;
+//! the row is added to the shared metric once, when the stream ends.
 //!
 //! Bounds are in seconds, upper and inclusive as in Prometheus, from 0.5 ms to 10 s. They are
 //! densest from 3 to 20 ms: an 8B model on a fast GPU makes a token in 4 to 15 ms, and a step that
-//! a prefill has joined takes 15 to 60 ms. The bins of `hdrhistogram` would take kilobytes of heap
+//! includes a prefill takes 15 to 60 ms. The bins of `hdrhistogram` would take kilobytes of heap
 //! per stream and miss these bounds.
 
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl ItlHistogram {
     /// Counts `tokens` gaps of `gap` each.
     pub fn record(&mut self, gap: Duration, tokens: u32) {
         if gap.is_zero() {
-            // Events that arrived together; under load, most events do.
+            // The events arrived together, as most do under load.
             self.counts[0] = self.counts[0].saturating_add(tokens);
             return;
         }
@@ -46,7 +46,7 @@ impl ItlHistogram {
         self.max = self.max.max(seconds);
     }
 
-    /// Gaps in each bucket (not cumulated). The last counter is for gaps over every bound.
+    /// Gaps in each bucket (not cumulated). The last counter is for gaps over the largest bound.
     pub fn counts(&self) -> &[u32; ITL_BUCKETS_SECONDS.len() + 1] {
         &self.counts
     }

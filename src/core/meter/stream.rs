@@ -1,6 +1,7 @@
-//! Measures TTFT, ITL, TPOT and E2EL on the forwarded bytes of a stream; their only definition.
+//! Measures TTFT, ITL, TPOT and E2EL of a stream on the forwarded bytes. No other code defines
+//! them.
 //!
-//! Times start when the request was fully received.
+//! Times count from the moment at which the gateway had received the whole request.
 //!
 //! - TTFT: to the first event with output or a finish reason.
 //! - Event ITL: gaps between such events. Gaps of zero, within a chunk, count.
@@ -161,14 +162,15 @@ impl StreamMeter {
         out.end(oversize, sse.release())
     }
 
-    /// Stops all timing except TTFT, because from now on bytes do not arrive when the engine sends
-    /// them. There are no more gaps, no TPOT and no E2EL. TTFT stays if the first token has come.
+    /// Stops all timing except TTFT, because from now on the time at which bytes arrive is not the
+    /// time at which the engine sent them. The stream gets no further gaps, no TPOT and no E2EL.
+    /// TTFT stays if the first token has come.
     pub fn stop_timing(&mut self) {
         self.tally.is_timed = false;
     }
 
-    /// Reads an event that the end of the body ends, and decides whether the stream is complete.
-    /// The caller must call [`StreamMeter::finish`] next.
+    /// Reads a last event that only the end of the body terminates, and decides whether the stream
+    /// is complete. The caller must call [`StreamMeter::finish`] next.
     pub fn end_of_body(&mut self, now: Instant) {
         let Self { sse, long, stripper, tally, memo, .. } = self;
         let oversize = sse.pending_oversize();
@@ -283,8 +285,7 @@ impl StreamStage {
     }
 }
 
-/// Reads a scanned event. `take` gets the event once the scanner has seen the end; by reference,
-/// because an event is large to move.
+/// Reads a scanned event. `take` gets the event once the scanner has seen the end.
 #[inline(always)]
 fn read<'a>(
     found: Scanned<'a>,
@@ -328,13 +329,12 @@ struct Tally {
     last_choices: Option<Instant>,
     /// Completion tokens reported up to `last`.
     tokens: Option<u64>,
-    /// The number of events with tokens before and behind the last run of empty ones.
+    /// `token_events` before and after the last run of empty events.
     empty_run: (u64, u64),
     stage: StreamStage,
     progress: u64,
     pings: u64,
     is_timed: bool,
-    /// Bytes of output in the stream.
     text: u64,
     bounds: UsageBounds,
     stats: StreamStats,
@@ -378,8 +378,8 @@ impl Tally {
         self.text += event.text;
         self.stats.oversize_events += u64::from(oversize);
         if event.is_text() && self.is_timed && self.first.is_some() {
-            // Nearly every event of a stream takes this branch. It does the same as the code below
-            // and `output`, written out for speed.
+            // Nearly every event of a stream takes this branch. It has the effect of `other_event`,
+            // written out for speed.
             self.progress += 1;
             self.stage = StreamStage::Open;
             self.stats.content_events += 1;
@@ -433,7 +433,7 @@ impl Tally {
         }
     }
 
-    /// Counts an event with output. `tokens`: generated so far, if the event reports it.
+    /// Counts an event with output. `tokens`: the number generated so far, if the event reports it.
     fn output(&mut self, tokens: Option<u64>, now: Instant) {
         self.stats.content_events += 1;
         if self.first.is_none() {

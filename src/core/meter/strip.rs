@@ -1,12 +1,13 @@
 //! Removes injected usage from a stream, so that the client receives the stream that it requested.
 //!
 //! Exact token counts need `include_usage` (one more event at the end) or `continuous_usage_stats`
-//! (one more member in every event). If the client did not request them, the event, or the member
-//! with a comma, is removed. All other bytes are forwarded as slices of the received chunk.
+//! (one more member in every event). If the client did not request them, the stripper removes the
+//! event, or the member with a comma. All other bytes are forwarded as slices of the received
+//! chunk.
 //!
 //! The beginning of an unfinished event is held, because only the end shows whether the event must
-//! go; then a copy of the held part is forwarded. An event over the scanner's bound is not held: it
-//! is forwarded unchanged.
+//! be removed; if it stays, a copy of the held part is forwarded. An event over the scanner's bound
+//! is forwarded unchanged and not held.
 
 use bytes::Bytes;
 
@@ -22,8 +23,8 @@ pub enum Strip {
     /// Nothing was injected.
     #[default]
     Nothing,
-    /// Nothing was injected, but an unfinished event is held: the answer may be continued by
-    /// another engine, which cannot end an event that this one began.
+    /// Nothing was injected, but an unfinished event is held: if another engine continues the
+    /// answer, that engine cannot complete an event that the first engine began.
     PartsOnly,
     /// The usage event at the end, which `include_usage` caused.
     InjectedUsage,
@@ -39,8 +40,8 @@ pub enum Strip {
 /// vLLM (0.32) writes `system_fingerprint` into the last event: the usage event if usage was
 /// requested, else the event with the finish reason. So the finish event is held until the next
 /// event arrives, in the same engine step, and gets the fingerprint of a removed usage event. That
-/// is exact for one sequence. Usage is not injected for several, because their first finish comes
-/// long before the usage event.
+/// is exact for one sequence. For several sequences usage is not injected, because the first of
+/// them may finish long before the usage event.
 ///
 /// With `--enable-force-include-usage` an engine reports usage without a request for it. Usage on
 /// an event with choices shows this, unless requested as `Continuous`. Then nothing is removed,
@@ -71,7 +72,7 @@ enum Action {
 }
 
 impl Stripper {
-    /// A stripper for a new stream; `None` if nothing was injected.
+    /// A stripper for a new stream; `None` for [`Strip::Nothing`].
     pub(super) fn new(strip: Strip) -> Option<Self> {
         (strip != Strip::Nothing).then_some(Self {
             strip,
@@ -90,13 +91,13 @@ impl Stripper {
         std::mem::take(&mut self.held).into()
     }
 
-    /// Decides on an event that only the end of the body ends.
+    /// Decides on an event that only the end of the body terminates.
     pub(super) fn last_event(&mut self, bytes: &[u8], event: &StreamEvent) {
         let raw = RawEvent { bytes, end: bytes.len(), split: true, oversize: bytes.is_empty() };
         self.last = Some(self.action(&raw, event));
     }
 
-    /// The part of the last bytes, which no empty line ends, that goes to the client.
+    /// The part of the last event that goes to the client, if no empty line ended the event.
     pub(super) fn take_last(&mut self, bytes: &[u8]) -> Bytes {
         match self.last.take() {
             Some(Action::Remove) => Bytes::new(),
@@ -133,7 +134,7 @@ impl Stripper {
 /// Assembles the bytes to forward for one chunk.
 ///
 /// Bytes before `forwarded` have been decided on. Later bytes are forwarded in one slice, once
-/// other bytes must be inserted or some left out.
+/// other bytes must be inserted or left out, or the chunk ends.
 pub(super) struct ChunkStripper<'c> {
     stripper: &'c mut Stripper,
     chunk: &'c Bytes,

@@ -1,23 +1,23 @@
 //! Bounds within which the usage that an engine reports is believed.
 //!
 //! Reported tokens charge limits, metrics and estimates, so a broken or hostile engine must not be
-//! able to report any number. A number outside the bounds is dropped, and the gateway's own count
-//! takes its place: one token for each event with tokens, or one for each [`BYTES_PER_TOKEN`] bytes
-//! of a body's output. The bounds are wide enough for every engine that counts tokens:
+//! able to report arbitrary numbers. A number outside the bounds is dropped, and the gateway's own
+//! count takes its place: one token for each event with tokens, or one for each [`BYTES_PER_TOKEN`]
+//! bytes of a body's output. The bounds are wide enough for every engine that counts correctly:
 //! - Fewest completion tokens: one for each [`LONGEST_TOKEN`] bytes of output (vocabularies have
 //!   tokens of 128 blanks), and one for each [`EVENTS_PER_TOKEN`] events with output.
-//! - Most completion tokens: the output that the request permits, or one token for each byte of
-//!   output if that is more. Bytes alone are no upper bound, because special tokens and hidden
-//!   reasoning have none.
+//! - Most completion tokens: the output that the request permits, or one token for each byte or
+//!   event of output if that is more. Bytes alone give no upper bound, because special tokens and
+//!   hidden reasoning add no bytes.
 //! - Prompt tokens: bounds that the caller derives from the bytes of the request.
 
 use crate::openai::TokenUsage;
 
-/// Bytes of the longest token, as JSON writes it: 128 characters with an escape each.
+/// Bytes of the longest token in JSON: 128 characters, each escaped.
 pub const LONGEST_TOKEN: u64 = 256;
 /// Largest number of events with output into which one token may be cut.
 pub const EVENTS_PER_TOKEN: u64 = 8;
-/// Bytes of output for each token if no better value is known: English in today's vocabularies.
+/// Bytes of output per token if no better value is known: English text in today's vocabularies.
 pub const BYTES_PER_TOKEN: u64 = 4;
 
 /// The bounds for one response. By default every number is within the bounds.
@@ -29,7 +29,7 @@ pub struct UsageBounds {
     pub prompt_max: u64,
     /// Most completion tokens of all sequences together, unless the output has more bytes.
     pub completion_max: u64,
-    /// Whether the engine generated all of the output. With `echo` it did not: the response repeats
+    /// Whether the engine generated all of the output. False with `echo`, when the response repeats
     /// the prompt.
     pub output_is_generated: bool,
 }
@@ -50,7 +50,7 @@ impl Default for UsageBounds {
 }
 
 impl UsageBounds {
-    /// Filters a report while the response goes on: no number is too low yet.
+    /// Filters a report while the response goes on. No completion count is too low yet.
     pub fn so_far(&self, reported: TokenUsage, seen: SeenOutput) -> TokenUsage {
         let prompt = reported.prompt.filter(|tokens| (self.prompt_min..=self.prompt_max).contains(tokens));
         let most = self.completion_max.max(seen.bytes).max(seen.events);

@@ -1,9 +1,8 @@
 //! Processes text in blocks of 64 bytes with bit masks: bit n of a mask is for byte n of the block.
 //!
-//! A vector comparison gives a mask, for example of all quotes, and one instruction combines masks
-//! of 64 bytes. So the speed does not depend on the content: there is no branch for each escape, of
-//! which a client could send 200,000. The widest vectors of the processor are chosen at run time
-//! (`fearless_simd`).
+//! A vector comparison gives a mask, for example of all quotes, and one instruction combines two
+//! masks. So the speed does not depend on the content: a client may send 200,000 escapes, and none
+//! takes a branch. The widest vectors of the processor are chosen at run time (`fearless_simd`).
 
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 64;
@@ -38,7 +37,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Bits of a block that [`behind`] may need in the next one.
+/// Number of bits at the end of a block that [`behind`] may need for the next block.
 const TAIL: usize = 6;
 
 /// The last [`TAIL`] bits of a mask.
@@ -64,8 +63,8 @@ pub(super) struct Escapes {
 }
 
 impl Escapes {
-    /// The mask of escaped bytes: those after a backslash that is not escaped itself.
-    /// `backslashes`: all backslashes.
+    /// The mask of bytes that follow a backslash which is not escaped itself. `backslashes`: all
+    /// backslashes.
     #[inline(always)]
     pub(super) fn escaped(&mut self, backslashes: u64) -> u64 {
         const ODD: u64 = 0xAAAA_AAAA_AAAA_AAAA;

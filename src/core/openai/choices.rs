@@ -1,12 +1,12 @@
 //! Which choices of a stream have begun, and which have a finish reason.
 //!
 //! With `n` or several prompts each choice ends separately, so a stream is complete when every
-//! choice that began has ended. An event whose choice is known costs nothing: the fast path notes a
-//! choice only when the choice changes.
+//! choice that began has ended. The fast path notes an event only if it differs from the last event
+//! in more than the text.
 
 use smallvec::SmallVec;
 
-/// Choices of one stream that are distinguished. A choice with a larger index is not noted.
+/// Bound on the indexes of choices. A choice with this index or a larger one is ignored.
 pub const MAX_CHOICES: u64 = 1 << 16;
 
 /// The choices of one stream.

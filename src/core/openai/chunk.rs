@@ -82,7 +82,8 @@ fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     let read = reader.event(fields.name.unwrap_or_default(), memo);
     let is_of_answer = match read.kind {
         EventKind::Content | EventKind::Empty => true,
-        // The beginning of a message has the identity; other parts end the text.
+        // In Messages, the first event has the message's identity, and the end of a block ends the
+        // text.
         EventKind::Lifecycle | EventKind::Part => dialect == Dialect::Messages,
         _ => false,
     };
@@ -108,8 +109,8 @@ pub(super) enum EventReader {
     Typed(Dialect, Box<Typed>),
 }
 
-/// The span of the member `usage` with its comma, in an event of the choices dialect. Without it
-/// the event reads as if usage had not been requested. `None` if there is no such member.
+/// The span of the member `usage` with its comma, in an event of the choices dialect. Without these
+/// bytes the event reads as if usage had not been requested. `None` if there is no such member.
 pub fn usage_member(event: &[u8]) -> Option<Span> {
     let json = memchr::memchr(b'{', event)?;
     let mut scanner = Scanner::new(&event[json..]);
@@ -137,7 +138,7 @@ impl EventReader {
         }
     }
 
-    /// Takes the next part, or all of it.
+    /// Takes the next part, or the whole event.
     pub(super) fn read(&mut self, part: &[u8]) -> Result<(), ScanError> {
         let mut scanner = Scanner::new(part);
         match self {
@@ -147,7 +148,8 @@ impl EventReader {
         scanner.end()
     }
 
-    /// The place of the text in the only part, or why the event has more than a text.
+    /// For an event that was read in one part: the place of the text, or the reason why the event
+    /// has output that cannot be continued. `None` if answers of the dialect are never continued.
     fn output(&self) -> Option<Result<Span, NotContinued>> {
         match self {
             Self::Choices(reader) => Some(reader.output.known()),
@@ -156,7 +158,7 @@ impl EventReader {
         }
     }
 
-    /// The event that all parts make up, under this name.
+    /// The event that all parts make up. `name`: the event's name in SSE.
     pub(super) fn event(self, name: &[u8], memo: &mut Memo) -> StreamEvent {
         match self {
             Self::Choices(reader) => reader.event(name, memo),
@@ -185,7 +187,6 @@ pub(super) struct ChoicesReader {
     event: StreamEvent,
     flat: FlatError,
     error: Option<UpstreamError>,
-    /// Whether there is a member `choices`.
     has_choices: bool,
     any: bool,
     content: bool,

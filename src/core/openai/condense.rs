@@ -1,9 +1,9 @@
-//! Condenses a JSON object that comes in pieces, in bounded memory.
+//! Condenses a JSON object that arrives in pieces, in bounded memory.
 //!
-//! A terminal event repeats a request of megabytes, and 100 MB of embeddings precede their usage.
-//! So each member is handed to the reader as it ends, as an object of one member, with long strings
-//! cut ([`TEXT`]) and only the first element of an array. Members of `response` and `message`, and
-//! elements of `choices`, are handed over one by one in the same way:
+//! A terminal event may repeat a request of megabytes, and 100 MB of embeddings may precede the
+//! usage. So each member is handed to the reader as it ends, as an object of one member, with long
+//! strings cut ([`TEXT`]) and only the first element of an array. Members of `response` and
+//! `message`, and elements of `choices`, are handed over one by one in the same way:
 //! `{"response":{"usage":{...}}}`. A reader of the parts finds the same values as a reader of the
 //! whole, however the bytes are cut.
 //!
@@ -16,24 +16,23 @@ use memchr::memchr2;
 /// Bytes of a string that are kept, still escaped. An error message fits even if every character is
 /// escaped.
 const TEXT: usize = 6 * super::response::MAX_MESSAGE;
-/// Bytes of a key that are kept; every key that is searched is shorter.
+/// Bytes of a key that are kept. Every key that a reader looks for is shorter.
 const KEY: usize = 128;
-/// Largest number or literal, bytes. A longer one is no number that an engine writes.
+/// Largest number or literal, bytes. Engines write shorter numbers.
 const SCALAR: usize = 64;
 /// A part of this many bytes takes no further member.
 const PART: usize = 16 << 10;
 /// The same bound for nested containers, so that members after a large one still have room.
 const NESTED: usize = PART / 2;
-/// Nesting depth that is kept of a part.
+/// Nesting depth up to which a part is kept.
 const DEPTH: u32 = 8;
 /// Bytes that are stepped over at a time.
 const BLOCK: usize = 32;
 
-/// Reads a JSON object of which any number of bytes have come.
+/// Reads a JSON object piece by piece.
 #[derive(Clone, Debug)]
 pub struct Condenser {
     state: State,
-    /// The container of the open part.
     within: Within,
     /// Number of open containers, without those that are stepped over.
     depth: u32,
@@ -86,11 +85,11 @@ impl Text {
 /// Stepping over the rest of the open container, or over a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Skip {
-    /// Whether it steps over a value, a container, in place of which `null` is written.
+    /// Whether only one value is stepped over, a container; the part then has `null` in its place.
     is_value: bool,
-    /// Nested containers whose end has not come.
+    /// Number of open containers inside.
     inside: u32,
-    /// Inside a string; after a backslash there.
+    /// Inside a string; `escaped`: after a backslash in it.
     quoted: bool,
     escaped: bool,
 }
@@ -109,7 +108,7 @@ enum Escape {
     Digits(u8),
 }
 
-/// The container from which parts come.
+/// The container whose members or elements are the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Within {
     Root,
@@ -198,7 +197,7 @@ impl Condenser {
         self.objects & (1 << self.depth) != 0
     }
 
-    /// Whether the open container is the one from which parts come.
+    /// Whether the open container is the one whose members or elements are the parts.
     fn is_between_parts(&self) -> bool {
         self.depth == self.within.depth()
     }
@@ -315,7 +314,6 @@ impl Condenser {
         bytes.len()
     }
 
-    /// Takes bytes of a string; returns how many.
     fn text(&mut self, bytes: &[u8], mut text: Text, part: &mut impl FnMut(&[u8])) -> usize {
         let most = if text.is_key { KEY } else { TEXT };
         if text.escape != Escape::No {
@@ -359,7 +357,6 @@ impl Condenser {
         plain + 1
     }
 
-    /// Takes bytes of a number or literal; returns how many.
     fn scalar(&mut self, bytes: &[u8], kept: usize, part: &mut impl FnMut(&[u8])) -> usize {
         let is_end = |byte: &u8| matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t');
         let end = bytes.iter().position(is_end);

@@ -1,9 +1,9 @@
 //! The times that vLLM itself measured for a request (`--enable-per-request-metrics`): the member
 //! `metrics` of a whole response, or of the usage event of a stream.
 //!
-//! `queue_time_ms` is from the arrival at the engine until the scheduler takes the request, and
-//! `time_to_first_token_ms` from there until the first token, so the two are the parts of the
-//! engine's time to first token. Values above [`LONGEST_MS`] or below 0 do not count.
+//! `queue_time_ms` is the time from the arrival at the engine until the scheduler takes the
+//! request. `time_to_first_token_ms` is the time from then until the first token. The sum of both
+//! is the engine's time to first token. Values above [`LONGEST_MS`] or below 0 do not count.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct EngineTimes {
     pub prefill: Duration,
 }
 
-/// Takes the value of `metrics`; `None` unless it has both times.
+/// Reads the value of `metrics`; `None` unless both times are there.
 pub(super) fn read(scanner: &mut Scanner<'_>) -> Result<Option<EngineTimes>, ScanError> {
     if scanner.kind()? != JsonKind::Object {
         return scanner.skip().map(|_| None);

@@ -2,13 +2,13 @@
 //!
 //! Shapes: OpenAI's `{"error":{"message","type","param","code"}}`, Anthropic's
 //! `{"type":"error","error":{"type","message"}}` on `/v1/messages`, and both as an SSE event once a
-//! stream has begun. `code` is a word such as `queue_full`: it separates the reasons behind one
-//! 503, and the gateway's errors from the engine's, whose code is an integer. Types follow OpenAI's
-//! vocabulary, since client libraries branch on them.
+//! stream has begun. `code` is a word such as `queue_full`: it distinguishes the reasons for a 503,
+//! and the gateway's errors from an engine's errors, whose `code` is an integer. Types follow
+//! OpenAI's vocabulary, since client libraries branch on them.
 //!
-//! An upgrade (WebSocket, h2c) or CONNECT gets **501**, as in HAProxy, because the request is
-//! well-formed. A wrong key is 401, a valid key for the wrong model 403, an unknown model 404 as in
-//! vLLM. Overload is 503, as in vLLM; 429 is only for a key's own limit. A message never repeats
+//! A refused upgrade (WebSocket, h2c) or CONNECT gets **501**, as in HAProxy, because the request
+//! is well-formed. A wrong key is 401, a valid key for the wrong model 403, an unknown model 404 as
+//! in vLLM. Overload is 503, as in vLLM; 429 is only for a key's own limit. A message never repeats
 //! the body, a key, or an upstream's address; a repeated model name is cut to [`MAX_NAME_SHOWN`]
 //! characters.
 
@@ -173,10 +173,10 @@ pub enum Refusal {
         key: String,
         /// The limit.
         limit: KeyLimit,
-        /// Seconds until a new try makes sense.
+        /// Seconds after which a retry makes sense.
         retry_after: u64,
     },
-    /// A WebSocket or CONNECT.
+    /// A WebSocket outside `/v1/realtime`, another upgrade, or CONNECT.
     #[error("connection upgrades are not supported; send plain HTTP/1.1")]
     UpgradeRefused,
     /// A transfer coding other than `chunked`.
@@ -282,13 +282,13 @@ impl Refusal {
         self.row().2
     }
 
-    /// Seconds for the `Retry-After` header, at least 1; `None` if a new try alone does not help.
+    /// Seconds for the `Retry-After` header, at least 1; `None` if a retry alone does not help.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
             Self::KeyLimit { retry_after, .. }
             | Self::Shed { retry_after, .. }
             | Self::UpstreamBusy { retry_after, .. } => Some((*retry_after).max(1)),
-            // The network may be better then. Official clients retry a 408 by themselves.
+            // The network may have recovered. Official clients retry a 408 by themselves.
             Self::BodyTimeout | Self::HeaderTimeout => Some(1),
             _ => None,
         }
@@ -334,7 +334,7 @@ pub enum StreamFailure {
 }
 
 /// The SSE event that ends a stream which failed after the first byte; the caller must then close
-/// the connection. A blank line at the start separates it from an event in which the stream broke.
+/// the connection. A blank line at the start ends an event in which the stream broke.
 pub fn sse_error_event(failure: StreamFailure, format: ErrorFormat) -> Vec<u8> {
     let (kind, code, message) = match failure {
         StreamFailure::UpstreamBroke => (SERVER, "upstream_broke", "the backend failed during its response"),
@@ -357,7 +357,7 @@ fn openai_error(kind: &str, code: &str, message: &str, param: Option<&str>) -> V
     json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
 }
 
-/// Anthropic has one type for each status.
+/// Anthropic's error type follows from the status.
 fn anthropic_error(status: u16, message: &str) -> Value {
     let kind = match status {
         401 => "authentication_error",

@@ -1,7 +1,7 @@
 //! The meaning of one event of a stream.
 //!
-//! [`chunk`](super::chunk) fills these types by scanning, the fast path by matching a template; the
-//! meter consumes them. They are in a separate file so that neither reader imports the other.
+//! [`chunk`](super::chunk) makes these values by scanning, the fast path by matching a template;
+//! the meter reads them. They are in a separate file so that neither reader imports the other.
 
 use super::engine_times::EngineTimes;
 use super::response::{Answer, TokenUsage, UpstreamError};
@@ -74,15 +74,15 @@ impl EventKind {
         matches!(self, Self::Lifecycle | Self::Empty | Self::Part)
     }
 
-    /// Whether the event may precede the first token. Until then, the response of another engine
-    /// can replace this one.
+    /// Whether the event may precede the first token. Before the first token, another engine's
+    /// response can still replace this one.
     pub fn is_preamble(self) -> bool {
         matches!(self, Self::Lifecycle | Self::Empty | Self::Part | Self::Usage | Self::Ping)
     }
 }
 
 impl StreamEvent {
-    /// Whether the event is output and carries nothing else.
+    /// Whether the event carries output and nothing else.
     pub fn is_text(&self) -> bool {
         let says_more = self.finish || self.aborted || self.usage.is_some() || self.answer != Answer::default();
         self.kind == EventKind::Content && !says_more

@@ -1,8 +1,8 @@
 //! The fast path for the events that make up nearly all of a stream.
 //!
 //! vLLM writes the same chunk thousands of times with different text: fixed keys in a fixed order,
-//! compact, one `data:` line. To match that template takes a few comparisons and three skipped
-//! strings, about a third of the cost of scanning every key.
+//! compact, one `data:` line. Matching that template takes a few comparisons and skips three
+//! strings, at about a third of the cost of scanning every key.
 //!
 //! The whole event is matched, with the scanner's rules for strings. At the first deviation the
 //! result is `None` and the event is scanned, so both paths read an event alike. Only unfinished
@@ -122,21 +122,21 @@ impl Memo {
         self.kept.as_deref()
     }
 
-    /// As [`Memo::kept`], to drop the text or to append to it.
+    /// As [`Memo::kept`], mutable.
     pub fn kept_mut(&mut self) -> Option<&mut KeptText> {
         self.kept.as_deref_mut()
     }
 
-    /// Keeps no text any more.
+    /// Keeps no text from now on.
     pub fn keep_nothing(&mut self) {
         self.kept = None;
     }
 
-    /// Notes an event that did not match.
+    /// Notes an event that did not match the template.
     pub(super) fn note(&mut self, index: u64, content: bool, finish: bool) {
         self.choices.note(index, content, finish);
         if finish {
-            // If the choice goes on, the next event must be noted.
+            // If the choice continues after a finish reason, its next event must be noted.
             self.before.clear();
         }
     }
@@ -191,7 +191,6 @@ impl<'a> Cursor<'a> {
         Some(text.raw.len() as u64)
     }
 
-    /// Takes a whole number in JSON's notation.
     fn number(&mut self) -> Option<u64> {
         let end = self.0.iter().position(|byte| !byte.is_ascii_digit())?;
         let (number, rest) = self.0.split_at(end);

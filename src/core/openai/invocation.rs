@@ -1,10 +1,10 @@
 //! `/invocations`, the only path to which SageMaker sends requests: the body decides the route.
 //!
-//! vLLM takes the first type of request that the body fits, in an order that depends on the model.
-//! The gateway forwards the path unchanged, so the engine decides; it charges and meters the
-//! request by the route of the body. A request with the header
-//! `X-Amzn-SageMaker-Adapter-Identifier` is refused ([`ADAPTER_HEADERS`]): in vLLM it replaces the
-//! model of the body, after the gateway has checked the key's right to that model.
+//! vLLM takes the first type of request that fits the body, in an order that depends on the model.
+//! The gateway forwards the path unchanged, and charges and measures the request by the route that
+//! it finds for the body. A request with the header `X-Amzn-SageMaker-Adapter-Identifier` is
+//! refused ([`ADAPTER_HEADERS`]): in vLLM it replaces the model of the body, after the gateway has
+//! checked the key's right to that model.
 
 use super::request_error::RequestError;
 use super::route::Route;

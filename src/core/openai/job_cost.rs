@@ -3,9 +3,9 @@
 //!
 //! A rule names fields of the JSON body whose values are multiplied. A number counts as its value,
 //! a text such as `1024x768` as the product of its numbers, any other text as its number of
-//! characters, and a list as its number of entries. Without fields, the bytes of the body count: an
-//! upload is as long as its recording. The amount is divided by `per`. Pure, one pass, no tree
-//! except the named fields; bound: [`MAX_COST`].
+//! characters, and a list as its number of entries. Without fields, the bytes of the body count:
+//! the size of an upload grows with the length of the recording. The amount is divided by `per`.
+//! One pass; only the named fields are parsed into values. Bound: [`MAX_COST`].
 
 use super::request_error::RequestError;
 use super::scan::Scanner;
@@ -25,8 +25,8 @@ pub struct CostRule {
 }
 
 impl CostRule {
-    /// The cost of the job with this body, at least 1; an error is the first field that the body
-    /// lacks, or that has no amount.
+    /// The cost of the job with this body, at least 1. An error is the first field that is missing
+    /// or has no amount.
     pub fn of(&self, body: &[u8]) -> Result<u64, &str> {
         if self.fields.is_empty() {
             return Ok(self.units(body.len() as f64));

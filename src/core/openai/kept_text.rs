@@ -1,20 +1,21 @@
 //! The text of a streamed answer so far, kept so that another engine can continue it.
 //!
 //! The readers of events append the text as the engine wrote it, still escaped, so that it can be
-//! put into a request unchanged. Bytes are copied and nothing else is read. A tool call, reasoning
-//! or a refusal makes the rest useless: then the text is dropped, and the reason stays.
+//! put into a request unchanged. The bytes are copied and not parsed. After a tool call, reasoning
+//! or a refusal no engine can continue the answer: the text is dropped, and the reason stays.
 //!
 //! Bounds: the bytes that the owner permits; [`FIRST_MAX`] bytes of the first event.
 
 use super::not_continued::NotContinued;
 
-/// The longest first event that is kept, bytes. It names id, time and model of the answer.
+/// The longest first event that is kept, bytes. The first event has the answer's id, time and
+/// model.
 const FIRST_MAX: usize = 4 << 10;
-/// Room for the text at first: the usual answer of a chat.
+/// Initial capacity for the text: a usual answer of a chat.
 const ROOM: usize = 512;
-/// Bytes of a short piece.
+/// Pieces up to this many bytes are copied with a fixed length.
 const SHORT: usize = 16;
-/// Number of pieces whose ends are remembered: the tokens of which blanks at the end may consist.
+/// Number of pieces whose ends are remembered. Blanks at the end of a text consist of fewer tokens.
 const ENDS: usize = 16;
 
 /// The text of one choice.
@@ -28,7 +29,7 @@ pub struct KeptText {
     pieces: u32,
     ends: [u32; ENDS],
     why_not: Option<NotContinued>,
-    /// The engine has ended the text, but not the answer.
+    /// Whether the engine has ended the text; only usage and the end of the answer are missing.
     is_closed: bool,
 }
 
@@ -44,7 +45,7 @@ impl KeptText {
         why_not.map_or(Ok(&self.raw), Err)
     }
 
-    /// Notes that only usage and the end of the answer are missing.
+    /// Notes that the text is complete, and only usage and the end of the answer are missing.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
     }
@@ -64,8 +65,8 @@ impl KeptText {
         self.raw.is_empty()
     }
 
-    /// The number of pieces, each usually a token, that end behind this offset in the text; and
-    /// whether one of them begins before it.
+    /// The number of pieces, each usually a token, that end after this offset in the text; and
+    /// whether one of these pieces begins before the offset.
     pub fn pieces_behind(&self, at: usize) -> (u64, bool) {
         let ends = &self.ends[..self.pieces.min(ENDS as u32) as usize];
         let behind = ends.iter().filter(|end| **end as usize > at).count() as u64;
@@ -77,7 +78,7 @@ impl KeptText {
         self.why_not
     }
 
-    /// Drops the text for this reason, unless there is one already.
+    /// Drops the text. The first reason given is kept.
     #[cold]
     pub fn drop_for(&mut self, why: NotContinued) {
         self.why_not.get_or_insert(why);
@@ -93,7 +94,7 @@ impl KeptText {
     /// Appends the `len` bytes of text at `start` of an event, as in a JSON string.
     #[inline]
     pub(super) fn push_from(&mut self, event: &[u8], start: usize, len: usize) {
-        // The usual token is short. A copy of fixed length takes a few instructions.
+        // Most tokens are short, and a copy of fixed length takes few instructions.
         match event.get(start..start + SHORT) {
             Some(short) if len <= SHORT && len > 0 && self.raw.len() + len <= self.most => {
                 let before = self.raw.len();

@@ -2,8 +2,8 @@
 //!
 //! `/v2/models/NAME[/versions/NUMBER]/VERB` with the verbs `infer`, `generate` and
 //! `generate_stream`. A name is up to [`MAX_NAME`] letters, digits and `. _ -`, and begins with a
-//! letter or digit; a version is a number. So a path has one spelling, which gateway and engine
-//! read alike: nothing is decoded, and no part leads to another folder.
+//! letter or digit; a version is a number. So a path has only one spelling, which gateway and
+//! engine read alike: nothing needs decoding, and no part is `..`.
 
 /// The longest name of a model, bytes.
 pub const MAX_NAME: usize = 128;
@@ -30,8 +30,8 @@ pub fn model_and_verb(path: &str) -> Option<(&str, &str)> {
     (is_name(name) && matches!(verb, "infer" | "generate" | "generate_stream")).then_some((name, verb))
 }
 
-/// The path, with a query or not, for another model; `None` if the path or the name is not one of
-/// KServe.
+/// The path, with the query if it has one, for another model; `None` if the path or the name is not
+/// one of KServe.
 pub fn with_model(path: &str, model: &str) -> Option<String> {
     let bare = path.split('?').next().unwrap_or(path);
     let (own, _) = model_and_verb(bare)?;

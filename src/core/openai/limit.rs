@@ -19,7 +19,7 @@ pub enum LimitUnit {
 pub struct TooLarge {
     /// The unit of the limit.
     pub unit: LimitUnit,
-    /// The least that the request takes.
+    /// The least amount that the request takes.
     pub wanted: u64,
     /// The largest allowed amount.
     pub limit: u64,
@@ -59,7 +59,7 @@ pub enum KeyLimit {
 }
 
 impl KeyLimit {
-    /// A message with the limit, the key, and the seconds until a new try.
+    /// A message with the limit, the key, and the seconds until a retry.
     pub(super) fn message(self, key: impl Display, retry_after: u64) -> String {
         let (most, what) = match self {
             Self::InFlight(most) => (most, "requests at once"),

@@ -1,7 +1,7 @@
 //! Reads an event that is too long to be kept, piece by piece.
 //!
 //! `response.completed` repeats the request and the whole answer, which may be megabytes. Name,
-//! usage and error are found as in any other event. [`Condenser`] says which bytes are kept.
+//! usage and error are found as in any other event; [`Condenser`] decides which bytes are kept.
 
 use super::chunk::{EventReader, Memo};
 use super::condense::Condenser;
@@ -14,7 +14,6 @@ const NAME: usize = 64;
 #[derive(Clone, Debug)]
 pub struct LongEvent {
     line: Line,
-    /// Name of the field that is being read.
     field: Vec<u8>,
     name: Vec<u8>,
     has_data: bool,
@@ -23,7 +22,7 @@ pub struct LongEvent {
     is_broken: bool,
 }
 
-/// The part of a line that comes next.
+/// The part of a line to which the next byte belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     Field,
@@ -32,7 +31,6 @@ enum Line {
     Rest(Value),
 }
 
-/// The field of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Data,

@@ -200,7 +200,6 @@ impl<'a> Iterator for Lines<'a> {
     }
 }
 
-/// The name of a header line, and its value without blanks around it.
 fn header(line: &[u8]) -> Result<(&[u8], &[u8]), RequestError> {
     if line.iter().any(u8::is_ascii_control) {
         return Err(refused("a part's header has control characters"));
@@ -220,7 +219,6 @@ fn once<'a>(slot: &mut Option<&'a [u8]>, value: &'a [u8], twice: &'static str) -
     }
 }
 
-/// The name in a Content-Disposition, and whether the part is a file.
 fn names(disposition: &[u8]) -> Result<(&[u8], bool), RequestError> {
     let (mut name, mut filename, mut extended) = (None, None, None);
     parameters(disposition, b"form-data", |key, value| match key {

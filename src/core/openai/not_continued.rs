@@ -1,22 +1,22 @@
 //! The table of eligibility: why an interrupted stream is not continued on another engine.
 //!
 //! A stream is continued by sending the text so far with the request, so that the new engine goes
-//! on behind it. That is exact only if prompt and text are all that the answer depends on. Each row
-//! is a reason why that is not so, or why nothing was tried; its label is in the log and in the
-//! metric. The client then gets the error event that ends a broken stream.
+//! on after the text. That is exact only if the answer depends on nothing but prompt and text. Each
+//! row is a reason why it depends on more, or why no attempt was made; the row's label is in the
+//! log and in the metric. The client then gets the error event that ends a broken stream.
 //!
 //! All other streams are eligible: one streamed answer in plain text to a chat, to a message of
 //! Anthropic's form that has only texts, or to a completion of one text prompt. A request with
-//! tools is eligible while no tool is called yet. Stop strings are exact as well, because an engine
-//! holds back the characters in which one may begin; only a text that ends like the beginning of a
-//! stop string is refused.
+//! tools is eligible until the answer calls a tool. Stop strings are eligible, because an engine
+//! holds back characters with which a stop string may begin; only a text that ends with the
+//! beginning of a stop string is refused.
 //!
 //! | known from | rows |
 //! |---|---|
 //! | configuration and headers | `off`, `header` |
 //! | the request ([`of_member`]; `flow/continuation/eligible.rs`) | `route` to `extensions` |
 //! | the answer so far ([`KeptText`](super::kept_text::KeptText)) | `tool_call` to `unreadable` |
-//! | the seam (`flow/continuation`) | `stop_prefix` to `usage_unknown` |
+//! | the end of the text (`flow/continuation`) | `stop_prefix` to `usage_unknown` |
 //! | engines and limits (`flow/forward`) | `attempts` to `other_model` |
 
 use super::scan::{JsonKind, ScanError, Scanner};
@@ -44,7 +44,7 @@ labels! {
         TokenIds = "token_ids",
         /// The answer repeats the prompt.
         Echo = "echo",
-        /// The answer is to fit between two texts.
+        /// The answer must fit between two texts.
         Suffix = "suffix",
         /// The prompt is truncated, so a longer one would lose other tokens.
         Truncated = "truncated",
@@ -52,19 +52,22 @@ labels! {
         OwnContinuation = "own_continuation",
         /// A schema, grammar or forced tool call: the engine's automaton starts at the beginning.
         StructuredOutput = "structured_output",
-        /// Log probabilities: tokens that were generated and not sent would be reported twice.
+        /// Log probabilities: tokens that were generated, but whose text was not sent, would be
+        /// reported twice.
         Logprobs = "logprobs",
-        /// Log probabilities of the prompt, which the text so far would be a part of.
+        /// Log probabilities of the prompt: the text so far would be part of that prompt.
         PromptLogprobs = "prompt_logprobs",
         /// A seed promises that the answer can be repeated.
         Seed = "seed",
         /// Penalties or forbidden words count the answer's tokens, but not the prompt's.
         Penalties = "penalties",
-        /// A budget of thinking tokens, which would begin again.
+        /// A budget of thinking tokens: the new engine would grant the whole budget again.
         ThinkingBudget = "thinking_budget",
-        /// Extensions of the engine whose state is not known: transferred caches, extra arguments.
+        /// Extensions of the engine whose state the gateway does not know: transferred caches,
+        /// extra arguments.
         Extensions = "extensions",
-        /// A message of Anthropic's form with more than texts, which has no exact form as a chat.
+        /// A request of Anthropic's form with more than texts: it cannot be written exactly as a
+        /// chat.
         Translation = "translation",
         /// A tool call has begun.
         ToolCall = "tool_call",
@@ -78,7 +81,7 @@ labels! {
         Memory = "memory",
         /// The client has a part of an event that is too long to be held.
         InsideEvent = "inside_event",
-        /// The text has a replacement character: the tokens were no valid text.
+        /// The text has a replacement character: its tokens were not valid UTF-8.
         ReplacementCharacter = "replacement_character",
         /// The answer or the request cannot be read.
         Unreadable = "unreadable",
@@ -88,7 +91,7 @@ labels! {
         UsageUnknown = "usage_unknown",
         /// The request was continued as often as is allowed.
         Attempts = "attempts",
-        /// The request was on an engine twice when the engine died.
+        /// Two engines died while they served the request.
         Suspect = "suspect",
         /// Too many tokens were prefilled again within the last minute.
         Budget = "budget",
@@ -96,14 +99,14 @@ labels! {
         NoEngine = "no_engine",
         /// The other engine refused the request: its chat template cannot continue a message.
         Refused = "refused",
-        /// The other engine began otherwise than the text so far ended.
+        /// The other engine's continuation does not begin where the text so far ended.
         Differs = "differs",
         /// The other engine answers under another model name.
         OtherModel = "other_model",
     }
 }
 
-/// The reason in one member of a request, if its value is one. Takes the value.
+/// Takes the value of a member of a request; returns the reason that the value is, if it is one.
 pub(super) fn of_member(key: &[u8], scanner: &mut Scanner<'_>) -> Result<Option<NotContinued>, ScanError> {
     use NotContinued as Why;
     let (why, is_harmless) = match key {
@@ -134,8 +137,8 @@ pub(super) fn of_member(key: &[u8], scanner: &mut Scanner<'_>) -> Result<Option<
     Ok((!is_harmless).then_some(why))
 }
 
-/// As [`of_member`], for a member of Anthropic's Messages. Only chats can be continued, so the
-/// request must have an exact form as a chat.
+/// As [`of_member`], for a member of Anthropic's Messages. Only a chat can be continued, so every
+/// member must be expressible in a chat.
 pub(super) fn of_message_member(key: &[u8], scanner: &mut Scanner<'_>) -> Result<Option<NotContinued>, ScanError> {
     let is_harmless = match key {
         b"model"
@@ -164,7 +167,7 @@ fn is_empty(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(matches!(scanner.kind()?, JsonKind::Null) || scanner.skip_raw()?.iter().all(|byte| b"[] \n\t\r".contains(byte)))
 }
 
-/// Whether the value may be true. A word counts as true, whatever it says.
+/// Whether the value may be true. A string counts as true, whatever it says.
 fn is_true(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(match scanner.kind()? {
         JsonKind::Null => false,
@@ -179,7 +182,6 @@ fn is_true_or_number(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(scanner.kind()? == JsonKind::Number || is_true(scanner)?)
 }
 
-/// Whether the value is null or this number.
 fn is_number(scanner: &mut Scanner<'_>, wanted: f64) -> Result<bool, ScanError> {
     Ok(match scanner.kind()? {
         JsonKind::Null => true,
@@ -192,7 +194,6 @@ fn number(scanner: &mut Scanner<'_>) -> Result<Option<f64>, ScanError> {
     Ok(std::str::from_utf8(scanner.number()?).ok().and_then(|text| text.parse().ok()))
 }
 
-/// Whether a `response_format` is null or of type `text`.
 fn is_plain_text(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     let mut is_plain = true;
     match scanner.kind()? {
@@ -212,7 +213,7 @@ fn is_plain_text(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(is_plain)
 }
 
-/// Whether a `tool_choice` leaves it to the model to call a tool.
+/// Whether a `tool_choice` does not force a tool call.
 fn is_free_choice(scanner: &mut Scanner<'_>) -> Result<bool, ScanError> {
     Ok(match scanner.kind()? {
         JsonKind::Null => true,

@@ -6,8 +6,7 @@
 
 use super::scan::{JsonKind, ScanError, Scanner};
 
-/// Depth of containers that the walk enters. An item of `output` with a summary in the parts has a
-/// depth of six.
+/// Depth of containers that the walk enters. Items of `output` whose parts have a summary need six.
 const DEPTH: u32 = 8;
 
 /// Members whose values are output, or contain output.

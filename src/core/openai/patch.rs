@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::scan::Span;
 
-/// Values and the spans that they replace; spans do not overlap. An empty span inserts its value,
-/// and of several at one place the first comes first.
+/// Values and the spans that they replace; spans do not overlap. An empty span inserts its value;
+/// several at one place insert their values in the order of the list.
 pub type Patches = SmallVec<[(Span, String); 5]>;
 
 /// A piece of the changed text.

@@ -18,8 +18,8 @@ use super::scan::Span;
 
 /// Bytes between the ends of short beginnings.
 pub const STEP: usize = 512;
-/// The version of records that have these hashes. It changes if beginnings end elsewhere or keys
-/// change their meaning.
+/// The version of records that have these hashes. It changes when beginnings end elsewhere, or when
+/// a key gets another meaning.
 pub const RECORD_VERSION: u32 = 1;
 /// Bytes of a prompt that are hashed, at most.
 const BYTES_MAX: usize = 1 << 20;

@@ -5,9 +5,9 @@
 //! calls. Media are reported as parts, because their base64 would look like a hundred thousand
 //! tokens. The walk is lenient inside messages, because the engine validates them.
 //!
-//! An estimate may be too high, never too low: a prompt field that is given twice is reported
-//! twice, and a long value of unknown meaning counts as text ([`other`]), since chat templates may
-//! render anything. Bound: below [`WALK_DEPTH`] containers the walk stops and counts everything as
+//! The walk may report too much, never too little: a prompt field that is given twice is reported
+//! twice, and a long value of unknown meaning counts as text ([`other`]), because a chat template
+//! may render it. Bound: below [`WALK_DEPTH`] containers the walk stops and counts everything as
 //! text, since a client chooses the depth.
 
 use super::request_error::RequestError;
@@ -25,7 +25,8 @@ pub const EMBEDDING_BYTES: u64 = 1_024;
 const WALK_DEPTH: u32 = 32;
 
 /// Reads the value of member `key` if it belongs to the prompt of `route`, and returns whether it
-/// does; if not, nothing is consumed. Raises `prompts` to the number of prompts in a list of them.
+/// does; if not, nothing is consumed. If the value is a list of prompts, raises `prompts` to the
+/// number of them.
 pub fn member<S: PromptSink>(
     scanner: &mut Scanner<'_>,
     route: Route,
@@ -62,8 +63,8 @@ pub fn member<S: PromptSink>(
     Ok(true)
 }
 
-/// Longest value of another member that needs no count, bytes: the fixed cost of a message covers a
-/// role, a type, an id.
+/// Longest value of an unknown member that is not counted, bytes. The fixed cost of a message
+/// covers a role, a type, an id.
 const SHORT: usize = 64;
 
 /// Members that never become prompt tokens, whatever their length.
@@ -200,7 +201,7 @@ fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
         Route::GenerativeScoring => &["query", "items"],
         Route::Decisions => &["state", "questions", "instructions", "images", "audio", "videos"],
         Route::Score => &["text_1", "text_2", "queries", "documents", "items", "data_1", "data_2", "query"],
-        // Of a path, a form, or a job, whose cost is not counted in tokens.
+        // Requests without a JSON body, forms, and jobs, whose cost is not counted in tokens.
         _ => &[],
     };
     names.contains(&found.0).then_some(found)
@@ -231,7 +232,6 @@ impl Lengths {
         self.all += bytes;
     }
 
-    /// Ends the list; returns the number of prompts in it.
     fn end<S: PromptSink>(self, sink: &mut S) -> u32 {
         if self.count > 1 {
             sink.listed(self.longest, self.all);
@@ -240,7 +240,6 @@ impl Lengths {
     }
 }
 
-/// Takes questions; returns their number.
 fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     if scanner.kind()? != JsonKind::Object {
         return raw(scanner, sink).map(|()| 1);
@@ -255,7 +254,6 @@ fn questions<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u
     Ok(lengths.end(sink))
 }
 
-/// Takes one medium or a list.
 fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     if scanner.kind()? != JsonKind::Array {
         scanner.skip()?;
@@ -270,7 +268,6 @@ fn media<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), R
     Ok(())
 }
 
-/// Takes conversations; returns their number.
 fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     let mut lengths = Lengths::default();
     scanner.array(|scanner| {
@@ -285,7 +282,6 @@ fn batch<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, 
     Ok(lengths.end(sink))
 }
 
-/// Takes a string, a part, or a list of parts.
 fn content<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), RequestError> {
     match scanner.kind()? {
         JsonKind::Array | JsonKind::Object if scanner.depth() >= WALK_DEPTH => raw(scanner, sink)?,
@@ -345,7 +341,6 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
     Ok(())
 }
 
-/// Takes one tensor in base64, or several; returns their number.
 fn tensors<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<u32, RequestError> {
     let mut lengths = Lengths::default();
     let mut tensor = |scanner: &mut Scanner<'_>| {

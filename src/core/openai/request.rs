@@ -7,9 +7,10 @@
 //! [`MAX_DEPTH`](super::scan::MAX_DEPTH), whose bound depends on Python's version. A byte order
 //! mark is skipped and passed on.
 //!
-//! `null` counts as absent. If a member is given twice, the last one counts, as in Python. Members
-//! are recognised by their decoded key, so a client cannot show one `model` to the gateway and
-//! another to the engine. Cost: a chat body of 400 KB takes 40 us, 110 us if it is all escapes.
+//! `null` counts as absent. If a member is given twice, the last one counts, as in Python; only a
+//! second `priority` is refused. Members are recognised by their decoded key, so a client cannot
+//! show one `model` to the gateway and another to the engine. Cost: a chat body of 400 KB takes 40
+//! us, 110 us if it is all escapes.
 
 use std::borrow::Cow;
 
@@ -28,8 +29,8 @@ pub const MAX_SEQUENCES: u32 = 16_384;
 /// The output bound of `/v1/completions` if the client gives none (OpenAI's and vLLM's default).
 pub const COMPLETIONS_DEFAULT_OUTPUT: u64 = 16;
 
-/// The fields of a request that the gateway acts on. Borrows only names from the body (model, user,
-/// session, responses).
+/// The fields of a request that the gateway acts on. Only model, user, session and ids of responses
+/// are borrowed from the body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestView<'a> {
     /// The route of the request.
@@ -80,7 +81,7 @@ pub struct RequestView<'a> {
     /// unknown meaning counted.
     pub usage_measures_shape: bool,
     /// The first member that makes an answer depend on more than the prompt and the text so far.
-    /// Read for chats and completions only.
+    /// Read for chats, completions and Messages only.
     pub not_continued: Option<NotContinued>,
     /// Positions at which the body can be edited; they borrow nothing and outlive the view.
     pub edits: EditPoints,
@@ -128,7 +129,7 @@ impl<'a> RequestView<'a> {
     }
 
     /// Sequences that the engine decodes for this request: prompts times `n`. One on routes that do
-    /// not generate: all inputs leave the engine after one step, and only their tokens are work.
+    /// not generate, where inputs take prefill but no decoding.
     pub fn sequences(&self) -> u64 {
         match self.route.generates() && !self.route.is_job() {
             true => u64::from(self.prompts) * u64::from(self.n),
@@ -143,7 +144,7 @@ impl<'a> RequestView<'a> {
 /// # Errors
 /// If the body is not a JSON object, or a field that matters here has a type that vLLM refuses too.
 pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> {
-    // Most bodies are all ASCII, which is checked in a third of the time.
+    // Most bodies are ASCII; checking for ASCII takes a third of the time.
     if !body.is_ascii()
         && let Err(error) = std::str::from_utf8(body)
     {
@@ -279,8 +280,8 @@ fn field<'a>(
     Ok(())
 }
 
-/// Whether a member leaves the prompt unchanged: null, no truncation, a choice of tools that lets
-/// the engine render them.
+/// Whether a member leaves the prompt unchanged: null, no truncation, or a `tool_choice` with which
+/// the engine renders the tools.
 fn is_default(mut scanner: Scanner<'_>, key: &[u8]) -> Result<bool, RequestError> {
     Ok(match scanner.kind()? {
         JsonKind::Null => true,
@@ -300,7 +301,8 @@ fn text<'a>(scanner: &mut Scanner<'a>, param: &'static str) -> Result<Option<Cow
     }
 }
 
-/// A name that the client gives. `None` if it is empty or not a string; the engine judges that.
+/// A name that the client gives. `None` if it is empty or not a string, which the engine may
+/// refuse.
 fn name<'a>(scanner: &mut Scanner<'a>) -> Result<Option<Cow<'a, str>>, RequestError> {
     if scanner.kind()? != JsonKind::String {
         scanner.skip()?;

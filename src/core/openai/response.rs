@@ -3,8 +3,8 @@
 //! The dialects name the same numbers differently: `prompt_tokens` / `input_tokens`,
 //! `completion_tokens` / `output_tokens`, cached tokens in `prompt_tokens_details.cached_tokens`,
 //! `input_tokens_details.cached_tokens` or `cache_read_input_tokens`. Rerank and score report only
-//! `total_tokens`, which is then the prompt. Anthropic's `input_tokens` leaves out tokens that were
-//! read from the cache or written to it; both are added.
+//! `total_tokens`, which then counts as the prompt. Anthropic's `input_tokens` leaves out tokens
+//! that were read from the cache or written to it; both are added.
 //!
 //! Errors come as an object under `error` (vLLM since 0.11, OpenAI, Anthropic), as a bare string
 //! under `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a
@@ -108,7 +108,8 @@ impl TokenUsage {
 /// An error that an upstream reports in a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamError {
-    /// The status in the error, if any. After 503 before any content, another backend may be tried.
+    /// The status in the error, if any. After a 503 before any content, the request may go to
+    /// another backend.
     pub code: Option<u16>,
     /// The message, cut to [`MAX_MESSAGE`] bytes.
     pub message: String,
@@ -147,7 +148,7 @@ pub struct ResponseReader {
 }
 
 impl ResponseReader {
-    /// Takes the next part, or all of it.
+    /// Takes the next part, or the whole response.
     pub fn read(&mut self, part: &[u8]) {
         let Self { summary, flat, aborted } = self;
         let mut scanner = Scanner::new(part);
@@ -314,7 +315,7 @@ impl FlatError {
         self.is_error.then_some(self.fields)
     }
 
-    /// The members as an error, for dialects that mark errors elsewhere.
+    /// The members as an error, for dialects that mark errors by the event's type.
     pub(super) fn into_fields(self) -> UpstreamError {
         self.fields
     }

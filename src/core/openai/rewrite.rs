@@ -127,7 +127,6 @@ pub struct EditedBody {
     open: usize,
     /// Whether members follow that place.
     has_members: bool,
-    /// Whether the second piece is a `priority`.
     has_priority: bool,
 }
 
@@ -290,7 +289,6 @@ impl OptionsPoints {
     }
 }
 
-/// The part of a form that names the model.
 fn model_part(delimiter: &[u8], name: &str) -> String {
     let delimiter = String::from_utf8_lossy(delimiter);
     format!("{delimiter}\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n{name}\r\n")
@@ -370,7 +368,7 @@ mod tests {
 
     fn with_priority(body: &str, edits: Edits<'_>, priority: Option<i64>) -> String {
         let mut body = edit(body, edits);
-        // As for an engine that had another priority before.
+        // As if the body went to another engine with another priority before.
         body.set_priority(Some(7));
         body.set_priority(priority);
         assert_eq!(body.to_bytes().len(), body.len());

@@ -2,9 +2,9 @@
 //!
 //! Every other path gets a 404, which keeps the engine's control routes (`/sleep`,
 //! `/collective_rpc`, `/v1/load_lora_adapter`, ...) out of reach. Matching is exact, without case
-//! folding or percent decoding. Superfluous slashes, from URLs that a client joined, are removed
-//! first ([`canonical`]), also for the engine: vLLM answers `/v1/completions/` with a 307, after
-//! which many clients do not send the body again.
+//! folding or percent decoding. Superfluous slashes, from clients that join URLs, are removed first
+//! ([`canonical`]), also in the path for the engine: vLLM answers `/v1/completions/` with a 307,
+//! after which many clients do not send the body again.
 //!
 //! | vLLM 0.32 | gateway |
 //! |---|---|
@@ -21,8 +21,6 @@
 //!
 //! Other engines than vLLM have further routes, which are [jobs](Route::is_job): speech, images,
 //! videos, the paths of [KServe](super::kserve), and paths that a pool names (`pool.routes`).
-//!
-//! Everything else is control of an engine, and not served.
 //!
 //! The gateway itself serves `/v1/models`, `/v1/models/{id}`, `/health`, `/ready` and `/ping`.
 
@@ -246,7 +244,7 @@ impl Route {
         )
     }
 
-    /// Whether the body is `multipart/form-data` and not JSON.
+    /// Whether the body must be `multipart/form-data`.
     pub const fn is_multipart(self) -> bool {
         matches!(self, Self::Transcriptions | Self::Translations)
     }

@@ -1,15 +1,15 @@
 //! A hint about the path that a client may have meant, if the path is not served.
 //!
-//! The hint is the admin port, or the nearest path of this port: other letters, a slash too many, a
-//! missing or second `/v1`, up to [`REACH`] typing mistakes. Only paths of up to [`LONGEST`] bytes
-//! are compared. The hint never repeats the client's path.
+//! The hint is the admin port, or the nearest path of this port: another letter case, a slash too
+//! many, a missing or second `/v1`, up to [`REACH`] typing mistakes. Only paths of up to
+//! [`LONGEST`] bytes are compared. The hint never repeats the client's path.
 
 use std::fmt;
 
 use super::kserve;
 use super::route::Route;
 
-/// Most differing letters of a near miss.
+/// Largest edit distance of a near miss.
 const REACH: usize = 3;
 /// Longer paths have no near miss.
 const LONGEST: usize = 64;

@@ -3,14 +3,15 @@
 //! Byte-pair vocabularies treat four kinds of characters differently: (a) ASCII letters and blanks
 //! merge well (about 4 per token); (b) other ASCII (digits, punctuation, line breaks) merges badly
 //! (about 1.5 to 2); (c) every other character is often a token or more; (d) a blank after a blank
-//! (indentation, padding) costs almost nothing. The model's reported usage weights the counts
-//! (`estimate::prompt`). If (d) were part of (a), a client could make the letters of all clients
-//! look cheap by sending blanks.
+//! (indentation, padding) costs almost nothing. `estimate::prompt` learns the weights of the counts
+//! from reported usage. If (d) were part of (a), a client that sends blanks could make letters look
+//! cheap in the estimates of all clients.
 //!
 //! The raw bytes of a JSON string are counted: an escape such as `\n` is one character of kind (b),
 //! `\uXXXX` one of its decoded kind (a surrogate pair counts once), and a UTF-8 sequence counts by
-//! its lead byte. Every byte counts: between samples, a client could hide a long prompt. 64 KiB
-//! take 3 us and 1 MiB 50 us; text that is all `\uXXXX` takes six times as long.
+//! its lead byte. Every byte is examined: if the text were sampled, a client could hide a long
+//! prompt between the samples. 64 KiB take 3 us and 1 MiB 50 us; text that is all `\uXXXX` takes
+//! six times as long.
 
 mod text;
 
@@ -44,8 +45,8 @@ impl PromptShape {
             && self.messages == 0
     }
 
-    /// Tokens of the longest of `prompts` prompts that have `tokens` together: a share by bytes,
-    /// and at least the mean.
+    /// Tokens of the longest of `prompts` prompts that have `tokens` together: the longest prompt's
+    /// share of the bytes, but at least the mean.
     pub fn longest_prompt(&self, tokens: u64, prompts: u32) -> u64 {
         let mean = tokens.div_ceil(u64::from(prompts.max(1)));
         let (longest, all) = self.listed;
@@ -55,7 +56,7 @@ impl PromptShape {
 }
 
 /// Receives the parts of a prompt while a body is read. Two sinks exist: [`PromptShape`], which
-/// counts, and the text collector of exact counting.
+/// counts characters, and the collector of text for exact counts.
 pub trait PromptSink {
     /// A piece of prompt text.
     fn text(&mut self, text: Text<'_>);
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_prompt_cannot_be_hidden_between_samples() {
-        // Escapes stand in 32 windows of 512 bytes, where a sampling counter would look.
+        // Escapes are only in 32 windows of 512 bytes, where a counter that samples would look.
         let length = 100_000;
         let mut raw = vec![b'a'; length];
         for window in 0..32 {

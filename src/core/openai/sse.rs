@@ -29,7 +29,7 @@ pub enum Scanned<'a> {
     Piece(&'a [u8]),
 }
 
-/// An event that ended in the chunk just fed.
+/// An event that ended in the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawEvent<'a> {
     /// The bytes of the event, with the empty line that ends it. If it was split and too long: only
@@ -100,7 +100,7 @@ impl SseScanner {
         self.oversize
     }
 
-    /// Takes the bytes that were kept of an event that has grown too long. Must be called after
+    /// Takes the bytes that were kept of an event before it became too long. Must be called after
     /// each feed.
     pub fn release(&mut self) -> Vec<u8> {
         if self.oversize { std::mem::take(&mut self.carry) } else { Vec::new() }
@@ -132,8 +132,8 @@ impl SseScanner {
     }
 }
 
-/// The next line end from `at` on. Every other line end directly follows the one before it, so a
-/// search is not worth it.
+/// The next line end from `at` on. Every other line end directly follows the one before it, so the
+/// byte at `at` is checked before a search.
 fn newline(chunk: &[u8], at: usize) -> Option<usize> {
     match chunk.get(at)? {
         b'\n' => Some(at),

@@ -1,5 +1,5 @@
 //! Intervals that hold at every moment at once: an experiment may be watched all the time and
-//! stopped at any time, without more mistakes than promised.
+//! stopped at any time, without more errors than the confidence allows.
 //!
 //! An ordinary 95 % interval that is looked at after every request excludes the truth sooner or
 //! later. A *confidence sequence* contains the truth at all times together with 95 %:
@@ -49,9 +49,9 @@ fn reach(variance: f64, freedom: f64, effect: f64, confidence: f64) -> f64 {
     squared(variance * (1.0 + (z2 + 1.0) / (2.0 * freedom))).sqrt()
 }
 
-/// The variance at which [`around`] reaches as far as `wanted`: the information that a test of that
-/// size needs. If variance shrinks with the number of requests, the current variance over this one
-/// is the factor by which that number must grow.
+/// The variance at which the half-width of [`around`] is `wanted`. If the variance is inverse to
+/// the number of requests, the current variance divided by this one is the factor by which that
+/// number must grow.
 pub fn variance_for(wanted: f64, freedom: f64, effect: f64, confidence: f64) -> f64 {
     let (mut low, mut high) = (0.0, wanted * wanted);
     for _ in 0..60 {
@@ -142,7 +142,8 @@ mod tests {
                 missed[index] += i32::from(!always);
             }
         }
-        // The method promises at most 40. An interval that never misses would be too wide to use.
+        // The method promises at most 40 misses. An interval that never misses would be too wide to
+        // use.
         assert!(missed.iter().all(|missed| (2..=40).contains(missed)), "{missed:?} of 400");
     }
 

@@ -12,7 +12,7 @@
 
 use super::Estimate;
 
-/// Which direction is good.
+/// Whether a low or a high value is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sense {
     /// Latencies, failures.
@@ -82,8 +82,8 @@ impl Change {
     /// The verdict, with the `margin` in the unit of the change.
     pub fn verdict(&self, sense: Sense, margin: f64) -> Verdict {
         let Estimate { low, high, .. } = self.0;
-        // The margin is symmetric, as people expect, although a rise by the margin does not quite
-        // undo a fall by it.
+        // The margin is symmetric, as users expect, although in a ratio a rise by the margin does
+        // not quite undo a fall by the margin.
         if -margin <= low && high <= margin {
             Verdict::NoDifference
         } else if low > 0.0 {

@@ -9,9 +9,10 @@
 //! an estimate below 1 is chance and is raised to 1. S^2 has only BATCHES - 1 degrees of freedom,
 //! so users of D replace the normal quantile by Student's t ([`Dependence::inflation`]).
 //!
-//! Limits: with more batches than ten, they are shorter than the waves of a busy queue, and D comes
-//! out too small; with fewer, t grows. Dependence beyond a batch is seen only in part. A run that
-//! ends with a growing queue has no long-run value; only [`trend`](super::trend) detects that.
+//! Limits: more than ten batches would be shorter than the waves of a busy queue, and D would come
+//! out too small; with fewer batches, t grows. Correlation over more than a batch is seen only in
+//! part. A run that ends with a growing queue has no long-run value; only [`trend`](super::trend)
+//! detects that.
 
 use super::{two_sided_t, two_sided_z};
 
@@ -21,7 +22,7 @@ pub const BATCHES: usize = 10;
 /// The effect of dependence on the information in a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dependence {
-    /// The number of values that carry as much information as one independent value; 1 or more.
+    /// D: the number of values that carry as much information as one independent value; 1 or more.
     pub effect: f64,
     /// Degrees of freedom of `effect`; infinite where independence is assumed.
     pub freedom: f64,

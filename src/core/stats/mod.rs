@@ -1,4 +1,4 @@
-//! Statistics of measurements: how far a measured figure may be from the true one.
+//! Statistics of measurements: how far a measured value may be from the true value.
 //!
 //! | file | question | answer |
 //! |---|---|---|
@@ -8,13 +8,14 @@
 //! | `mean` | what is the long-run mean? | batch means and Student's t |
 //! | `compare` | is B better than A? | interval of the change, verdict with a margin |
 //! | `sequential` | can the test stop already? | Wald's probability ratio test |
-//! | `always_valid` | what is known now, if it is looked at all the time? | confidence sequences |
+//! | `always_valid` | which interval holds at every look at a run? | confidence sequences |
 //! | `trend` | does it still grow? | a line through batch means |
 //!
 //! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may
 //! carry no more information than 50 independent ones. Intervals for series in time order allow for
-//! that with a *design effect*; without it they are several times too short near saturation. Seeded
-//! simulations in the tests show the coverage, for independent and for queueing data.
+//! the correlation with a *design effect*; without it they would be several times too short near
+//! saturation. Seeded simulations in the tests show the coverage, for independent and for queueing
+//! data.
 //!
 //! Pure: no clock, no global randomness. Values are `f64` in the caller's unit. NaN is a caller's
 //! mistake and sorts last.

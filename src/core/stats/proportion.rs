@@ -30,8 +30,8 @@ pub fn of_series(hits: &[bool], confidence: f64) -> Estimate {
     with_dependence(hits, confidence, dependence(hits))
 }
 
-/// The long-run share for trials in time order that also have a value each, such as a latency, that
-/// rises and falls with the chance of a miss.
+/// The long-run share for trials in time order that also have a value each, such as a latency,
+/// which rises and falls with the chance of a miss.
 ///
 /// A few misses do not show their correlation, but the values do. So the larger of two design
 /// effects is used: of the hits, and of the series "value above the median".

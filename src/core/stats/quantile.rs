@@ -41,7 +41,7 @@ pub fn independent(sorted: &[f64], q: f64, confidence: f64) -> Estimate {
 ///
 /// n is divided by the design effect of the series 1{x <= quantile}, whose mean the binomial
 /// counts, or of 1{x <= median} if that effect is larger: a few values in the tail do not show how
-/// far they clump. The incomplete beta function continues the binomial to a real n.
+/// strongly they cluster. The incomplete beta function continues the binomial to a real n.
 pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -59,8 +59,8 @@ pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
 /// logarithms, times [`CAUTION`].
 ///
 /// Bounded for 20 positive values or more, even if order statistics are not; unbounded for fewer.
-/// It needs long parts: a P99 of few or clumped values is covered less often than stated (87 % and
-/// more at 99 % in the tests).
+/// It needs long parts: for a P99 of few or clustered values, the coverage is below the stated
+/// confidence (87 % or more at 99 % in the tests).
 pub fn sectioned(values: &[f64], q: f64, confidence: f64) -> Estimate {
     let log_of = |values: &[f64]| {
         let mut sorted = values.to_vec();

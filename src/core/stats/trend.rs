@@ -42,7 +42,8 @@ impl Trend {
         Some(Self { mean, rise: slope * (count - 1.0), t })
     }
 
-    /// Whether the rise is larger than chance alone gives a level series in 1 of 20 cases.
+    /// Whether the rise is so large that a level series shows it by chance in less than 1 of 20
+    /// cases.
     pub fn is_rising(&self) -> bool {
         self.t > SIGNIFICANT
     }
@@ -71,8 +72,8 @@ mod tests {
             |load| (0..200).filter(|seed| Trend::of_series(&waits(*seed, load, 8000)).unwrap().is_rising()).count();
         let stable = rising(0.7);
         assert!(stable <= 22, "{stable} of 200");
-        // A queue with a load over 1 has no steady state for `waits` to start in, so a drift stands
-        // in for overload.
+        // A queue with a load over 1 has no steady state for `waits` to start in, so a drift takes
+        // the place of overload.
         let mut overloaded = 0;
         for seed in 0..50 {
             let drift: Vec<f64> =

@@ -5,9 +5,8 @@
 //! `--model`), `-O2`, and parts of a JSON flag as `--flag.key value`. Sizes take k (1,000), K
 //! (1,024) and the same with m, g and t, where vLLM takes them. The last of repeated flags wins.
 //!
-//! An unknown or removed flag is an error for which the caller exits with code 2, because a real
-//! start fails in this way when an old script passes an old flag. Values are checked while parsing,
-//! so reading from a `ServeArgs` cannot fail.
+//! An unknown or removed flag is an error for which the caller exits with code 2, as vLLM does.
+//! Values are checked while parsing, so reading from a `ServeArgs` cannot fail.
 
 use std::collections::BTreeMap;
 
@@ -90,8 +89,8 @@ pub struct ServeArgs {
     values: BTreeMap<&'static str, Value>,
 }
 
-/// The flags whose names contain `word`, one per line as in vLLM's help; all flags for "". For
-/// programs that read the list of flags before they use one.
+/// The flags whose names contain `word`, one per line as in vLLM's help; all flags for "". Some
+/// programs read this list before they use a flag.
 pub fn help(version: Version, word: &str) -> String {
     let word = word.replace('_', "-");
     let entries = table::table().iter().map(|flag| flag.entry(version)).filter(|entry| entry.contains(&word));
@@ -239,8 +238,8 @@ impl ServeArgs {
     }
 }
 
-/// Moves `--model X` to the front as the positional model, as `vllm serve` does. An existing
-/// positional model stays a word.
+/// Moves `--model X` to the front as the positional model, as `vllm serve` does. Another positional
+/// model is then an unrecognized argument.
 fn model_first<S: AsRef<str>>(argv: &[S]) -> Vec<String> {
     let mut argv: Vec<String> = argv.iter().map(|word| word.as_ref().to_owned()).collect();
     let Some(at) = argv.iter().position(|word| word == "--model" || word.starts_with("--model=")) else { return argv };
@@ -321,7 +320,7 @@ fn check(flag: &Flag, version: Version, text: &str) -> Result<Value, ArgsError> 
     Err(ArgsError::Choice(name(), quote(&text), choices.join(", ")))
 }
 
-/// Checks one adapter; see [`ServeArgs::adapters`].
+/// Parses one adapter: name and path.
 fn lora(text: &str) -> Result<(String, String), ArgsError> {
     if let Some((name, path)) = text.split_once('=').filter(|_| !text.contains(',')) {
         return Ok((name.to_owned(), path.to_owned()));

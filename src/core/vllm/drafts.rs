@@ -1,11 +1,11 @@
 //! Counters of speculative decoding, from vLLM's `spec_decode_*`, and the acceptance that they
 //! show.
 //!
-//! Sums over the engines of a page. At most [`POSITIONS`] positions are read.
+//! The counts of all engines of a page are added. At most [`POSITIONS`] positions are read.
 
 /// Positions of a draft that are read.
 pub const POSITIONS: usize = 32;
-/// Drafts that show an acceptance.
+/// Fewest drafts from which an acceptance is computed.
 const DRAFTS_MIN: f64 = 200.0;
 
 /// Counters since the engine's start.
@@ -31,7 +31,7 @@ impl DraftCounts {
         self.accepted.iter().sum()
     }
 
-    /// The counts since `before`; all counts, if the engine has started again since.
+    /// The counts since `before`; all counts, if the engine has restarted since then.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         if self.drafts < before.drafts {
@@ -41,14 +41,15 @@ impl DraftCounts {
         Self { drafts: self.drafts - before.drafts, tokens: self.tokens - before.tokens, accepted }
     }
 
-    /// The share of drafts that were accepted up to each position, up to the last one that was;
-    /// `None` before enough drafts.
+    /// For each position up to the last accepted one, the share of drafts that were accepted up to
+    /// there; `None` for fewer than 200 drafts.
     pub fn acceptance(&self) -> Option<Vec<f64>> {
         if self.drafts < DRAFTS_MIN {
             return None;
         }
         let known = self.accepted.iter().rposition(|accepted| *accepted > 0.0).map_or(1, |last| last + 1);
-        // A page that was read during a step may count a position late.
+        // On a page that was read during a step, a position may have a higher count than the one
+        // before it.
         let mut most = 1.0f64;
         let rates = self.accepted[..known].iter().map(|accepted| {
             most = most.min(accepted.max(0.0) / self.drafts);
@@ -82,7 +83,7 @@ mod tests {
         assert_eq!(first.since(&later), first, "the engine has started again");
         assert_eq!(page(199, [100, 0, 0]).acceptance(), None);
         assert_eq!(page(1_000, [0, 0, 0]).acceptance().unwrap(), [0.0], "nothing is accepted");
-        // Labels that lie.
+        // Counts that contradict each other.
         assert_eq!(page(1_000, [2_000, 400, 900]).acceptance().unwrap(), [1.0, 0.4, 0.4]);
         assert_eq!(
             MetricsSnapshot::parse("vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"99\"} 3\n")

@@ -27,7 +27,8 @@ labels! {
     #[derive(Default, PartialOrd, Ord, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum StartPhase {
-        /// The process runs and has printed no known line. Python imports take 5 to 50 s.
+        /// The process runs, but has not printed a line of a later phase. Python imports take 5 to
+        /// 50 s.
         #[default]
         Launching = "launching",
         /// Arguments are read and the configuration is computed. The port is bound, but not
@@ -43,7 +44,7 @@ labels! {
         SizingKvCache = "sizing the KV cache",
         /// CUDA graphs are captured.
         CapturingGraphs = "capturing graphs",
-        /// The engine is done; the HTTP server starts.
+        /// The engine is ready; the HTTP server starts.
         OpeningHttp = "opening HTTP",
         /// The HTTP server accepts requests.
         Serving = "serving",
@@ -54,8 +55,8 @@ impl StartPhase {
     /// The time without progress in this phase after which the start counts as stalled.
     ///
     /// Chosen from published starts, at several times the longest step that prints nothing: imports
-    /// on a cold disk, a shard of weights over a network, one compile range (2,222 s have been seen
-    /// in all, 300 s for one range), one autotune (600 s). A start that makes progress is not
+    /// on a cold disk, a shard of weights over a network, one compile range (seen: 300 s, and 2,222
+    /// s for all ranges of a start), one autotune (600 s). A start that makes progress is not
     /// limited.
     pub fn stall_limit(self) -> Duration {
         Duration::from_secs(match self {
@@ -81,8 +82,8 @@ pub struct LogForm {
     pub message: fn(&str) -> &str,
     /// Whether the line has a level below error.
     pub is_remark: fn(&str) -> bool,
-    /// A text, and the phase that begins with a line that contains it. A line that ends a phase
-    /// begins the next one.
+    /// Texts, and the phase that begins with a line that contains one. A line that ends a phase
+    /// begins the next phase.
     pub phases: &'static [(&'static str, StartPhase)],
 }
 
@@ -104,7 +105,6 @@ impl fmt::Display for StartPhase {
     }
 }
 
-/// The phases of vLLM.
 const PHASE_TEXTS: &[(&str, StartPhase)] = &[
     ("non-default args:", StartPhase::Configuring),
     ("Resolved architecture:", StartPhase::Configuring),
@@ -229,8 +229,8 @@ impl StartFollower {
         if text.trim().is_empty() {
             return false;
         }
-        // A progress bar is compared with the numbers, any other line without, because times and
-        // process ids always change.
+        // A progress bar is compared with its numbers. Other lines are compared without numbers,
+        // because times and process ids always change.
         let key = if is_bar(text) {
             text.to_owned()
         } else {

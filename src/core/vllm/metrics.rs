@@ -1,8 +1,8 @@
 //! Reads the values that a prober needs from vLLM's Prometheus page.
 //!
 //! Values are summed over the `engine` label (data-parallel ranks), except the KV use, for which
-//! the highest rank counts. Names changed over versions: [`ALIASES`] maps old names, and on a page
-//! with both the new name counts. Under Ray the colon of `vllm:` is an underscore.
+//! the highest rank counts. Names have changed between versions: [`ALIASES`] maps old names to new
+//! names. If a page has both, the new name counts. Under Ray the colon of `vllm:` is an underscore.
 //!
 //! Lines that cannot be parsed are skipped. [`MetricsSnapshot::samples`] counts the lines of vLLM
 //! that were read; 0 means that the page is not vLLM's. Bound: at most [`MAX_PAGE`] bytes are read.
@@ -15,7 +15,7 @@ pub const MAX_ADAPTERS: usize = 64;
 /// Longest page that is read, bytes; a real one has about 100 kB.
 pub const MAX_PAGE: usize = 8 << 20;
 
-/// Old names and the names since 0.12, without prefix.
+/// Old names, and the names since 0.12, both without prefix.
 pub const ALIASES: &[(&str, &str)] = &[
     ("gpu_cache_usage_perc", "kv_cache_usage_perc"),
     ("gpu_prefix_cache_queries_total", "prefix_cache_queries_total"),
@@ -38,7 +38,8 @@ pub const KV_TOKENS: &str = "kv_cache_tokens";
 
 /// Bounds of buckets of `iteration_tokens_total`, tokens.
 pub const STEP_TOKENS: [f64; 5] = [256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
-/// For each of [`STEP_TOKENS`], the lowest bound of a bucket of prompt lengths that is not below.
+/// For each of [`STEP_TOKENS`], the next bound, equal or higher, in vLLM's buckets of prompt
+/// lengths.
 const PROMPT_TOKENS: [f64; STEP_TOKENS.len()] = [500.0, 1_000.0, 2_000.0, 5_000.0, 5_000.0];
 
 /// Samples of a histogram above each of [`STEP_TOKENS`].
@@ -112,16 +113,16 @@ pub struct MetricsSnapshot {
     pub adapters: Option<AdaptersInUse>,
     /// Engine steps since the start that computed more tokens than each of [`STEP_TOKENS`].
     pub steps_above: Above,
-    /// Requests since the start of which more prompt tokens were computed than each of
-    /// [`STEP_TOKENS`], or than the next bucket above; 0 before 0.20.
+    /// For each of [`STEP_TOKENS`]: requests since the start for which more prompt tokens were
+    /// computed than the next higher bound of vLLM's buckets; 0 before 0.20.
     pub computed_above: Above,
     progress: f64,
     /// The names of [`SCHEDULER`] that have samples.
     shown: [bool; SCHEDULER.len()],
 }
 
-/// The latest sample of `lora_requests_info`. The value of such a sample is its time; samples of
-/// other times stay on the page.
+/// The latest sample of `lora_requests_info`. The value of a sample is a timestamp, and older
+/// samples stay on the page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdaptersInUse {
     /// Adapters that one step may use (`--max-loras`).
@@ -164,8 +165,8 @@ impl MetricsSnapshot {
         let new_names: Vec<&str> = ALIASES.iter().map(|(_, new)| *new).filter(|new| shows(page, new, name)).collect();
         let mut snapshot = Self::default();
         for line in page.lines() {
-            // No number of an engine is negative; one negative sample would hide the others in a
-            // sum.
+            // No value of an engine is negative, so a negative sample is skipped: it would hide
+            // others in a sum.
             let read = sample(line).and_then(|(written, labels, value)| Some((name(written)?, labels, value)));
             if let Some((name, labels, value)) = read.filter(|(_, _, value)| *value >= 0.0) {
                 let name = match ALIASES.iter().find(|(old, _)| family_matches(name, old)) {
@@ -252,9 +253,9 @@ impl MetricsSnapshot {
         }
     }
 
-    /// Tokens whose prefix one engine finds again, on the GPU or in host memory. The tier in host
-    /// memory gets a copy of every block when the block is computed, so the larger of the two sizes
-    /// counts, not the sum.
+    /// Tokens that one engine's prefix cache can hold, on the GPU or in host memory. The tier in
+    /// host memory gets a copy of every block when the block is computed, so the larger of the two
+    /// sizes counts, not the sum.
     pub fn prefix_tokens(&self) -> Option<u64> {
         self.cache_tokens.map(|tokens| if tokens == 0 { 0 } else { tokens.max(self.offloaded_tokens) })
     }

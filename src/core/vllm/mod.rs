@@ -1,6 +1,6 @@
 //! vLLM seen from outside: flags, versions, Prometheus page, log and failures.
 //!
-//! Facts of vLLM 0.32 and 0.33, with older names where they differ. Pure: text in, values out.
+//! Facts about vLLM 0.32 and 0.33, with older names where they differ. Pure: text in, values out.
 
 pub mod version;
 mod whole_number;

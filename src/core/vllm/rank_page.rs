@@ -1,4 +1,4 @@
-//! The metrics page of a server with several data-parallel ranks, for one of them.
+//! One rank's part of the metrics page of a server with several data-parallel ranks.
 //!
 //! vLLM shows the rank in the label `engine`. Lines without the label are about the whole server.
 //! Counters of a rank are on the page from the start, gauges from the first request on. Bound:

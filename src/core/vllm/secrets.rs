@@ -1,15 +1,15 @@
 //! Which flags, variables and words of a command hold secrets.
 //!
-//! The flags of vLLM with secrets are listed. For other names (flags of a newer version, keys of a
-//! JSON value, variables) the last words decide: `kv-transfer-config.password`, `WANDB_API_KEY`. In
-//! doubt a value is masked, because a disclosed secret cannot be taken back.
+//! vLLM's flags that hold secrets are listed. For other names (flags of a newer version, keys of a
+//! JSON value, variables) the end of the name decides: `kv-transfer-config.password`,
+//! `WANDB_API_KEY`.
 
 use super::flags::table::{Arity, lookup};
 
 /// Flags of vLLM whose values are secrets; vLLM does not log them either.
 const FLAGS: &[&str] = &["api-key", "hf-token", "watermark-config"];
 
-/// Last words of other names of secrets.
+/// Ends of other names of secrets.
 const ENDINGS: &[&str] = &[
     "access-key",
     "access-token",
@@ -28,7 +28,7 @@ const ENDINGS: &[&str] = &[
     "session-token",
 ];
 
-/// More last words of variables with secrets. Flags and JSON keys with these endings may be
+/// More ends of the names of variables with secrets. Flags and JSON keys with these ends may be
 /// harmless: `eos_token`.
 const VARIABLE_ENDINGS: &[&str] = &["authorization", "credentials", "key", "pass", "token"];
 
@@ -69,12 +69,12 @@ pub fn is_secret_variable(name: &str) -> bool {
 
 /// The words of a command with `mask` in place of secrets, and the secrets.
 ///
-/// Recognises `--api-key X`, `--api-key=X`, `NAME=X`, and the same inside a word that a shell
+/// Recognises `--api-key X`, `--api-key=X`, `NAME=X`, and the same forms inside a word that a shell
 /// interprets. The rest of such a word is masked too, because only the shell knows where the secret
 /// ends.
 pub fn mask_command(words: &[String], mask: &str) -> (Vec<String>, Vec<String>) {
     let (mut shown, mut secrets) = (Vec::new(), Vec::new());
-    // Number of the next words that are values of a secret flag.
+    // Number of following words that are values of a secret flag.
     let mut values = 0;
     for word in words {
         if values > 0 && !(word.starts_with('-') && word.len() > 1) {

@@ -1,8 +1,8 @@
 //! Whole numbers with a unit, as vLLM reads sizes: `32768`, `32k`, `32K`, `1.5m`.
 //!
 //! Lower case counts in powers of 1,000, upper case in powers of 1,024. A fraction of a power of
-//! 1,024 is refused, because it is rarely a whole number. [`expand`] writes out such numbers inside
-//! JSON, as vLLM does before it reads the object.
+//! 1,024 is refused, as in vLLM. [`expand`] writes out such numbers inside JSON, as vLLM does
+//! before it reads the object.
 
 /// A fraction of a power of two.
 pub(super) struct BinaryFraction {
@@ -37,7 +37,7 @@ pub(super) fn parse(text: &str) -> Result<Option<i64>, BinaryFraction> {
     Ok(value.filter(|value| value.abs() < 9e15).map(|value| value as i64))
 }
 
-/// JSON whose numbers, outside of strings, are written without units. A number that is too large
+/// The JSON with all numbers outside strings written without units. A number that is too large
 /// becomes the largest `i64`.
 pub(super) fn expand(json: &str) -> Result<String, BinaryFraction> {
     let (mut out, mut rest) = (String::new(), json);

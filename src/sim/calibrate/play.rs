@@ -1,9 +1,9 @@
 //! Plays a row's load against a simulated server on virtual time and measures latencies as a
 //! client.
 //!
-//! The client is a program on the same host. It opens the streams one after the other; a stream
-//! sends the next request after the last token. Deterministic: arrivals and step jitter come from
-//! seeds. [`rows`](super::rows) bounds the requests.
+//! The client is a program on the same host. It opens the streams one after the other; each stream
+//! sends the next request after the last token of the previous one. Deterministic: arrivals and
+//! step jitter come from seeds. [`rows`](super::rows) bounds the requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! Measured load tests as CSV: one line per run, with the load that was sent and the results.
 //!
-//! Lines of CSV with columns in any order; a line that begins with `#` is a comment. An empty field
-//! means the default of the column or, in a measured column, "not measured". Lengths are tokens,
-//! times milliseconds.
+//! Columns may have any order; a line that begins with `#` is a comment. An empty field means the
+//! default of the column or, in a measured column, "not measured". Lengths are tokens, times
+//! milliseconds.
 //!
-//! Columns: [`columns`].
+//! [`columns`] lists them.
 
 use std::collections::BTreeMap;
 
@@ -124,7 +124,7 @@ pub enum Load {
     },
 }
 
-/// Requests that share the server with the measured ones.
+/// Requests that share the server with the measured requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BesideLoad {
     /// Prompt tokens of each.
@@ -171,8 +171,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether the load is a single stream. The TTFT of a single stream is a handful of latencies,
-    /// and the run may include the server's first requests.
+    /// Whether the load is a single stream. The TTFT of a single stream is the sum of a few
+    /// latencies, and the run may include the server's first requests.
     pub fn is_single_stream(&self) -> bool {
         matches!(self.load, Load::Closed { streams: 1, .. })
     }

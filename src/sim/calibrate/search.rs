@@ -5,10 +5,9 @@
 //! others. The median TTFT of a single stream is left out: it depends on a few latencies, not on
 //! queueing.
 //!
-//! A deterministic pattern search without derivatives moves each constant up and down by a share
-//! and keeps improvements; when there are none, it reduces the share. Constants on which no row
-//! depends do not change. Bounds: a few shares, each with at most [`SWEEPS`] passes through the
-//! constants.
+//! A deterministic pattern search moves each constant up and down by a share and keeps
+//! improvements; without an improvement, it reduces the share. Constants on which no row depends do
+//! not change. Bounds: a few shares, each with at most [`SWEEPS`] passes through the constants.
 
 use super::play::play;
 use super::rows::{MEASURED, Row};
@@ -58,7 +57,7 @@ pub const FITTED: &[FittedConstant] = &[
     constant("front_end", "in_us", 50.0, 50_000.0),
 ];
 
-/// The constants of a host, in the order in which the loads that measure a host show them.
+/// The constants of a host, in the order of the loads of `sluice sim fit --server`.
 pub const HOST: &[FittedConstant] = &[
     constant("front_end", "request_us", 10.0, 20_000.0),
     constant("front_end", "token_us", 1.0, 2000.0),

@@ -81,7 +81,7 @@ fn steps_take_as_long_as_they_took() {
             prompts: prompts as u32,
             context_read: context as u64,
             attention_pairs: pairs,
-            // Chunks of a group had about the same length.
+            // The chunks of a step had about the same length.
             longest_context: pairs / (tokens - (sequences - prompts)).max(1.0),
             adapter: adapter > 0.0,
             ..StepLoad::default()

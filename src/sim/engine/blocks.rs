@@ -2,8 +2,8 @@
 //!
 //! A block holds [`BLOCK_TOKENS`] tokens; one of `total` blocks is the null block, as in vLLM. A
 //! full block may be *published* under the hash of all tokens up to its end; later requests with
-//! the same prefix share it. A published block without owners is free, but can be found until it is
-//! allocated again.
+//! the same prefix share it. A published block without owners is free, but is found by its hash
+//! until it is allocated again.
 //!
 //! Order of reuse (vLLM 0.32, `BlockPool`): blocks are allocated from the front of the free list.
 //! Blocks without a hash return to the front (last in, first out). Published blocks return to the
@@ -20,7 +20,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// Tokens in one block.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// Index of a block. 0 is the null block, which also closes the free list into a ring.
+/// Index of a block. Block 0, the null block, also closes the free list into a ring.
 pub(super) type BlockId = u32;
 const NULL: BlockId = 0;
 

@@ -2,9 +2,9 @@
 //!
 //! vLLM hashes the token ids of a block together with the hash of the previous block, so a hash
 //! identifies the whole prefix. Here the caller computes one 64-bit number per block (from token
-//! ids, from text, or from a rule), which is hashed in the same way. Salt and adapter are part of
-//! the first hash. Generated tokens have content too, because the next turn of a chat repeats them.
-//! Probability of a false hit: about n^2 / 2^65 for n distinct blocks.
+//! ids, from text, or from a rule), which is hashed with the previous hash in the same way. Salt
+//! and adapter are part of the first hash. Generated tokens have content too, because the next turn
+//! of a chat repeats them. Probability of a false hit: about n^2 / 2^65 for n distinct blocks.
 
 use std::sync::Arc;
 
@@ -19,8 +19,9 @@ pub enum Content {
     #[default]
     Own,
     /// The first `tokens` tokens come from text number `head`, the rest from text number `tail`. A
-    /// block across the border belongs to the tail. Requests with the same head share it. A chat in
-    /// which each turn repeats all earlier ones is a head without an end (`tokens: u32::MAX`).
+    /// block across the border belongs to the tail. Requests with the same head share these blocks.
+    /// A chat in which each turn repeats all earlier turns is a head without an end
+    /// (`tokens: u32::MAX`).
     Text {
         /// Number of the first text.
         head: u64,

@@ -1,6 +1,6 @@
 //! Ids of sequences, and a fast hash for maps that are keyed by them.
 //!
-//! The caller chooses the ids, clients do not, so the hash needs no protection against collisions.
+//! Clients do not choose the ids, so the hash needs no protection against chosen collisions.
 
 use std::hash::Hasher;
 

@@ -5,7 +5,7 @@
 //! token for every sequence whose tokens are all computed, and frees finished sequences.
 //!
 //! Asynchronous scheduling ([`EngineConfig::async_scheduling`], vLLM's default): step N + 1 is
-//! planned when step N starts. A request that arrives while N runs is first considered for N + 2. A
+//! planned when step N starts. A request that arrives during N is first considered for N + 2. A
 //! sequence that ends in N keeps its place and its blocks until N + 1 has run. An idle engine plans
 //! at once.
 //!

@@ -1,7 +1,7 @@
 //! Results that the engine reports: the outcome of a step, and the counters of the prefix cache.
 //!
 //! [`Engine::step`](super::Engine::step) returns an outcome when the step starts. The caller
-//! decides when the step ends, and shows the outcome to clients then.
+//! computes when the step ends, and then shows the outcome to clients.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::machine::StepLoad;
 pub struct Emitted {
     /// The sequence.
     pub id: SequenceId,
-    /// Their number: 1, and one for each accepted draft.
+    /// Number of tokens: 1, and one for each accepted draft.
     pub tokens: u32,
     /// Whether the sequence's first token is among them.
     pub first: bool,
@@ -29,8 +29,8 @@ pub struct Admitted {
     pub id: SequenceId,
     /// Prompt tokens that were in the prefix cache.
     pub cached_tokens: u32,
-    /// Whether the sequence was preempted before. Clients see the cached tokens of the first
-    /// admission only.
+    /// Whether the sequence was preempted before. Clients see only the cached tokens of the first
+    /// admission.
     pub resumed: bool,
 }
 

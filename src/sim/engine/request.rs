@@ -34,19 +34,21 @@ pub struct EngineConfig {
     pub long_prefill_token_threshold: u32,
     /// Raises the threshold to the budget divided by the number of running and waiting requests.
     pub long_prefill_token_threshold_adaptive: bool,
-    /// While something decodes, prefill again this many steps after the last step that carried
-    /// prefill, unless the last admission left requests waiting. 1 turns this off. Before 0.33,
-    /// vLLM obeyed it only with data parallelism of mixture-of-experts models.
+    /// While a sequence decodes, the next prefill comes this many steps after the last step that
+    /// carried prefill, or at once if the last admission left requests waiting for room. 1 turns
+    /// this off. Before 0.33, the flag had an effect only with data parallelism of
+    /// mixture-of-experts models.
     pub prefill_schedule_interval: u32,
     /// Whether a prompt may be split over steps.
     pub chunked_prefill: bool,
-    /// Admit a request only if the whole prompt fits the free blocks, and not just the first chunk.
+    /// Whether the whole prompt, not only the first chunk, must fit into the free blocks before
+    /// admission.
     pub scheduler_reserve_full_isl: bool,
-    /// Find and keep blocks by their content.
+    /// Whether blocks are kept and found by their content.
     pub prefix_caching: bool,
     /// KV blocks, the null block included.
     pub num_blocks: u32,
-    /// Share of all blocks that admission keeps free while something runs, rounded down to whole
+    /// Share of all blocks that admission keeps free while a sequence runs, rounded down to whole
     /// blocks.
     pub watermark: f64,
     /// Order of admission.
@@ -56,7 +58,7 @@ pub struct EngineConfig {
     pub max_loras: u32,
     /// Adapters in host memory; at least `max_loras`.
     pub max_cpu_loras: u32,
-    /// Plan one step ahead.
+    /// Whether each step is planned one step ahead.
     pub async_scheduling: bool,
     /// Speculative decoding.
     pub speculation: Option<Speculation>,
@@ -116,7 +118,7 @@ pub struct Request {
     /// Time of arrival on the caller's clock. Decides between equal priorities.
     pub arrived: Duration,
     /// Whether it ends with a stop token and not at the token limit. Asynchronous scheduling cannot
-    /// foresee a stop token: the next step computes one more token, which is discarded.
+    /// foresee a stop token, so the next step computes one more token, which is discarded.
     pub stops: bool,
     /// Content of the blocks, for the prefix cache.
     pub content: Content,
@@ -128,7 +130,8 @@ pub struct Request {
     /// Index of this choice among the `n` choices of the prompt. The API server reads a prompt
     /// once.
     pub choice: u32,
-    /// Whether it ignores cached blocks (as with `prompt_logprobs`). Its own blocks are cached.
+    /// Whether it ignores cached blocks (as with `prompt_logprobs`). Other sequences may still
+    /// share its blocks.
     pub skip_cached: bool,
 }
 

@@ -4,14 +4,14 @@
 //! 1. The budget is `max_num_batched_tokens`, the cap per request `long_prefill_token_threshold`.
 //! 2. Running sequences first, in list order: chunk = min(tokens - computed, cap, budget). If
 //!    blocks are missing, a sequence is preempted.
-//! 3. Then the queue in order, unless something was preempted, while budget and `max_num_seqs`
+//! 3. Then the queue in order, unless a sequence was preempted, while budget and `max_num_seqs`
 //!    allow. A request whose adapter would exceed `max_loras` keeps its place and is skipped.
 //!    Admission stops at the first prompt for which too few blocks are free.
 //!
-//! `prefill_schedule_interval` N holds prefills, also running ones, while something decodes: after
-//! a step that carried prefill, the next N - 1 steps carry none. The hold ends early once an
-//! admission leaves requests waiting for room. vLLM has the rule without data parallelism since
-//! 0.33.
+//! `prefill_schedule_interval` N delays prefills, also of running sequences, while a sequence
+//! decodes: after a step that carried prefill, the next N - 1 steps carry none. The delay ends
+//! early if an admission leaves requests waiting for room. Without data parallelism, vLLM has this
+//! rule since 0.33.
 //!
 //! With speculative decoding a running sequence also advances by its drafts, and reserves the
 //! slots that the drafter needs.
@@ -39,7 +39,7 @@ struct Limits {
 struct Found {
     blocks: Vec<u32>,
     chain: Chain,
-    /// Blocks without an owner: sharing takes them from the free list.
+    /// Number of these blocks without an owner: sharing takes them from the free list.
     ownerless: u32,
 }
 
@@ -108,7 +108,8 @@ impl Engine {
                 limits.budget += self.sequences[chosen as usize].chunk;
                 self.requeue(chosen);
                 if chosen == slot {
-                    // With priorities, the later sequences are more urgent and may still fit.
+                    // With priorities, later sequences in the list may be more urgent, and may
+                    // still fit.
                     match self.config.policy {
                         Policy::Fcfs => return,
                         Policy::Priority => continue 'sequences,
@@ -184,8 +185,8 @@ impl Engine {
         }
     }
 
-    /// Schedules the first chunk of a waiting sequence. `None` if too few blocks are free (plus,
-    /// while something runs, the watermark), or the budget does not suffice.
+    /// Schedules the first chunk of a waiting sequence. `None` if the budget does not suffice, or
+    /// too few blocks are free (while a sequence runs, the watermark must stay free, too).
     fn admit(&mut self, slot: Slot, limits: &mut Limits) -> Option<Admitted> {
         let found = self.find_cached(slot);
         let hits = found.blocks.len() as u32;
@@ -221,7 +222,7 @@ impl Engine {
         }
         self.publish(slot, cached + chunk);
         limits.budget -= chunk;
-        // The last token alone is a decode.
+        // A chunk of only the last token is a decode.
         limits.prefills |= cached < tokens - 1;
         Some(admitted)
     }

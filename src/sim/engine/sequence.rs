@@ -29,14 +29,14 @@ pub(super) struct Rank {
 pub(super) enum Place {
     /// Arrived while the current step was under way.
     Arriving,
-    /// Arrived during the step before: it is in the next plan.
+    /// Arrived during the step before: the next plan considers it.
     Staged,
     Waiting,
     Running,
 }
 
-/// How a running sequence has ended. It keeps place and blocks until the next step, which was
-/// planned before, has run.
+/// How a running sequence has ended. It keeps its place and blocks until the next step, which is
+/// already planned, has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// It reached the token limit. The planner foresees that, so nothing more is computed.
@@ -76,7 +76,7 @@ impl Sequence {
         self.request.prompt_tokens + self.generated
     }
 
-    /// Drafts among the next `chunk` tokens: all beyond the tokens that exist.
+    /// Drafts among the next `chunk` tokens: the tokens beyond the existing ones.
     pub(super) fn drafts_in(&self, chunk: u32) -> u32 {
         (self.computed + chunk).saturating_sub(self.tokens())
     }
@@ -96,7 +96,7 @@ impl Sequence {
 pub(super) struct Queue {
     policy: Policy,
     waiting: BTreeMap<Rank, Slot>,
-    /// The ranks given last at the back and at the front.
+    /// The last ranks given at the back and at the front.
     back: i64,
     front: i64,
 }

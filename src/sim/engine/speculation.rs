@@ -1,15 +1,15 @@
 //! Speculative decoding: how many drafts a sequence gets, and how many of them the model accepts.
 //!
 //! A sequence that has sampled a token gets up to [`Speculation::tokens`] drafts. The next step
-//! verifies them beside the last token, and the sequence advances by the accepted ones and one
-//! more. Rejected drafts leave nothing but the blocks that they needed.
+//! verifies them beside the last token, and the sequence advances by the accepted drafts and one
+//! more token. Of rejected drafts, only the blocks stay allocated.
 //!
 //! Acceptance is a rate for each position: entry i is the share of drafts of which the first i + 1
 //! tokens were accepted, as `vllm:spec_decode_num_accepted_tokens_per_pos` divided by
-//! `vllm:spec_decode_num_drafts` shows it. Positions beyond the given rates fall off as the last
-//! two did. Texts in which some parts are accepted and others are not have the same mean; the
-//! simulator draws each draft by itself. Kinds of texts that are accepted more or less often end
-//! after different numbers of steps, which a mean hides: [`Speculation::kinds`].
+//! `vllm:spec_decode_num_drafts` shows it. Beyond the given positions, the rates continue to fall
+//! by the ratio of the last two. The simulator draws each draft independently, although in real
+//! texts accepted parts alternate with rejected parts. Texts of which more is accepted end after
+//! fewer steps, which a mean over all texts hides; so there are [`Speculation::kinds`].
 
 use super::id::SequenceId;
 use sluice_core::base::Rng;
@@ -17,7 +17,7 @@ use sluice_core::vllm::drafts::POSITIONS;
 
 /// The most drafts of a sequence in a step.
 pub const MAX_DRAFTS: u32 = POSITIONS as u32;
-/// The acceptance of each position after the one before it, where nothing is known.
+/// Assumed chance that a draft is accepted after the draft before it, if no rate is known.
 const UNKNOWN: f64 = 0.7;
 
 /// The part of the engine that proposes drafts.
@@ -37,14 +37,15 @@ pub struct Speculation {
     pub drafter: Drafter,
     /// The most drafts of a sequence, 1 to [`MAX_DRAFTS`].
     pub tokens: u32,
-    /// Share of drafts accepted up to each position; falling, each within 0 and 1. Empty: unknown.
+    /// Share of drafts accepted up to each position; falling, each from 0 to 1. Empty: unknown.
     pub acceptance: Vec<f64>,
-    /// The same for further kinds of texts: sequences are of all kinds in turn, by their number.
+    /// The same for further kinds of texts. The id of a sequence decides the kind: all kinds in
+    /// turn.
     pub kinds: Vec<Vec<f64>>,
     /// Share of decoding sequences for which a draft is found.
     pub proposed: f64,
     /// Mean tokens of a draft that is looked up, from half of `tokens` to `tokens`: a repeated part
-    /// may end before the most drafts. `vllm:spec_decode_num_draft_tokens` divided by
+    /// may be shorter than `tokens`. `vllm:spec_decode_num_draft_tokens` divided by
     /// `vllm:spec_decode_num_drafts`.
     pub length: f64,
     /// Whether all requests have temperature 0, so that verification compares tokens only.
@@ -88,13 +89,13 @@ impl Speculation {
         }
     }
 
-    /// The most drafts of a sequence after a step with so many sequences.
+    /// The most drafts of a sequence after a step with this many sequences.
     pub(super) fn most(&self, sequences: u32) -> u32 {
         let chosen = self.by_sequences.iter().find(|(first, last, _)| (*first..=*last).contains(&sequences));
         chosen.map_or(self.tokens, |(_, _, tokens)| (*tokens).min(self.tokens))
     }
 
-    /// Drafts of a sequence after a step with so many sequences.
+    /// The number of drafts of a sequence after a step with this many sequences.
     pub(super) fn propose(&self, sequences: u32, rng: &mut Rng) -> u32 {
         let tokens = self.most(sequences);
         if tokens == 0 || self.proposed < 1.0 && rng.unit() >= self.proposed {
@@ -104,7 +105,7 @@ impl Speculation {
         if tokens > 1 && short > 0.0 && rng.unit() < short { 1 + rng.below(tokens as usize - 1) as u32 } else { tokens }
     }
 
-    /// Share of drafts that are shorter than the most; all shorter lengths are equally frequent.
+    /// Share of drafts shorter than `tokens`; all shorter lengths are equally frequent.
     fn short_share(&self) -> f64 {
         let most = f64::from(self.tokens);
         if self.drafter == Drafter::Model { 0.0 } else { (2.0 * (1.0 - self.length / most)).clamp(0.0, 1.0) }
@@ -118,7 +119,8 @@ impl Speculation {
         }
         let kind = sequence % (self.kinds.len() as u64 + 1);
         let rates = kind.checked_sub(1).map_or(&self.acceptance, |further| &self.kinds[further as usize]);
-        // A rate counts shorter drafts as not accepted, so longer ones are accepted more often.
+        // The rate of a position counts drafts that are too short as not accepted, so longer drafts
+        // are accepted more often than the rate.
         let longer = |position: u32| {
             let shorter = f64::from(position) / f64::from(self.tokens.max(2) - 1);
             (1.0 - self.short_share() * shorter).max(f64::MIN_POSITIVE)

@@ -1,6 +1,7 @@
-//! The step loop: takes arrivals, carries out a plan, prices it, and removes sequences that ended.
+//! The step loop: takes arrivals, carries out a plan, computes the duration, and removes sequences
+//! that ended.
 //!
-//! [`schedule`](super::schedule) holds the plans. The header of the folder states the rules.
+//! [`schedule`](super::schedule) makes the plans. The header of the folder states the rules.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -225,9 +226,9 @@ impl Engine {
         }
     }
 
-    /// Removes the sequences that were aborted before the current plan was made, and adds the
-    /// tokens planned for them to `load`. They release their blocks before the sequences that ended
-    /// by themselves.
+    /// Removes the sequences that were aborted before this step, and adds the tokens that the plan
+    /// still has for them to `load`. Their blocks are released before the blocks of sequences that
+    /// ended by themselves.
     fn remove_aborted(&mut self, load: &mut StepLoad) {
         for slot in std::mem::take(&mut self.leaving) {
             let sequence = &self.sequences[slot as usize];

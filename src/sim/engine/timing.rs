@@ -1,6 +1,6 @@
 //! The times of a sequence that has ended, as the engine measured them.
 //!
-//! Virtual time. vLLM shows them with `--enable-per-request-metrics`.
+//! Times are virtual. vLLM shows them with `--enable-per-request-metrics`.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Timing {
     /// From the arrival at the engine until the first step.
     pub queue: Duration,
-    /// From there until the first token.
+    /// From the first step until the first token.
     pub prefill: Duration,
     /// From the first token to the last one.
     pub decode: Duration,

@@ -1,8 +1,8 @@
 //! Starts a generating request: resolves the model, checks the admission limits, plans the output,
 //! and submits the sequences.
 //!
-//! When [`start`] returns, the request is either refused or submitted. Dropping the response body
-//! aborts the sequences. Admission limits bound the sequences in flight.
+//! When [`start`] returns, the request is either refused or submitted. Admission limits bound the
+//! sequences in flight.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ pub(crate) fn start(
         return Err(ErrorBody::dead());
     }
     if shared.draining.load(Ordering::Relaxed) {
-        // vLLM's message: the thread pool that renders prompts has stopped.
+        // vLLM's message at this point, from the thread pool that renders prompts.
         let message = "cannot schedule new futures after shutdown".to_owned();
         return Err(ErrorBody { status: 500, kind: "InternalServerError", param: None, message });
     }
@@ -118,8 +118,8 @@ pub(crate) fn start(
     Ok(body)
 }
 
-/// The prompt and the output of one choice. If the prompt ends within an output of this server, the
-/// output goes on there, and the prompt has the tokens of that output.
+/// The prompt and the output of one choice. If the prompt ends with the beginning of an output of
+/// this server, the output continues from there, and the prompt has the tokens of that output.
 fn planned<'a>(
     shared: &ServerState,
     request: &GenerateRequest,
@@ -145,7 +145,7 @@ fn planned<'a>(
         _ => None,
     };
     let rest = found.and_then(|(base, begun, seed)| {
-        // The tokenizer makes a token of a part of one.
+        // The tokenizer makes a whole token of a part of a token.
         let known = begun.tokens + u32::from(begun.part > 0);
         let ids = (0..known).map(|position| texts.vocabulary.draw(seed, position));
         let ids: Arc<[u32]> = base.ids.iter().copied().chain(ids).collect();

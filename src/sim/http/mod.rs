@@ -2,7 +2,7 @@
 //!
 //! `server` accepts connections, `routes` picks the handler, `generate` turns a valid body into
 //! sequences for the engine, and `response_body` sends their tokens through a `response_writer`.
-//! All of them use the state in [`crate::real_time`] and never touch the engine.
+//! All of them use the state in [`crate::real_time`], which alone runs the engine.
 
 mod anthropic;
 mod response_body;

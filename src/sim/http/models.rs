@@ -1,10 +1,11 @@
 //! The models that a server serves: `/v1/models`, and LoRA adapters loaded at run time (needs
 //! `--enable-lora`).
 //!
-//! If the model is only a name, an adapter may have any path. If it is a folder, the adapter's
-//! `adapter_config.json` is checked as in vLLM. The engine loads a new adapter at once, so the
-//! first request does not wait. Requests that use an adapter continue when it is unloaded. Ids are
-//! not reused: a process loads at most [`MAX_ADAPTERS`] adapters, including unloaded ones.
+//! If the model is only a name, an adapter may have any path. If the model is a folder, the
+//! adapter's `adapter_config.json` is checked as in vLLM. The engine loads a new adapter at once,
+//! so the adapter's first request does not wait. Requests that use an adapter continue when it is
+//! unloaded. Ids are not reused: a process loads at most [`MAX_ADAPTERS`] adapters, including
+//! unloaded ones.
 
 use std::path::Path;
 
@@ -90,8 +91,8 @@ fn register(shared: &ServerState, bytes: &[u8]) -> Result<(u16, String), ErrorBo
                        enable LoRA.', please check the stack trace above for the root cause";
         return Err(engine_error(message.to_owned()));
     }
-    // With a model that is only a name, an adapter may be only a name too; one that exists must
-    // still be valid.
+    // If the model is only a name, the adapter may be only a name too; but an adapter folder that
+    // exists must be valid.
     if (shared.config.on_disk || Path::new(path).join(ADAPTER_CONFIG).exists())
         && let Err(message) = check_adapter(name, path, shared.config.max_lora_rank)
     {

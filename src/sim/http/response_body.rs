@@ -2,8 +2,8 @@
 //! JSON body.
 //!
 //! Dropping the body early aborts the sequences. hyper drops it when the client closes the
-//! connection; HTTP/1.1 has no other signal. A stream without new tokens gets keep-alive comments
-//! if configured.
+//! connection, which is how HTTP/1.1 cancels a request. A stream without new tokens gets keep-alive
+//! comments if configured.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(crate) struct ResponseBody {
     news: Vec<Progress>,
     keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
-    /// Whether the connection must be closed as soon as the bytes sent so far have left.
+    /// Whether the connection must be closed once the bytes written so far are sent.
     breaking_off: bool,
 }
 

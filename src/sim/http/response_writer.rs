@@ -2,7 +2,7 @@
 //! messages.
 //!
 //! Each format has five operations: start of a choice, tokens, end, complete body, error inside a
-//! stream. An enum, because every token passes through it.
+//! stream. The writer is an enum, not a trait object, because every token passes through it.
 
 use crate::http::anthropic;
 use crate::http::choice::Choice;

@@ -32,7 +32,7 @@ pub(crate) struct EchoedFields {
 
 pub(crate) fn read(bytes: &[u8]) -> Result<(RequestBody, EchoedFields), ErrorBody> {
     let mut fields = body_json::object(bytes)?;
-    // vLLM adds a field before it validates, which counts in error messages.
+    // vLLM adds this field before it validates, and error messages show it.
     fields.entry("request_id").or_insert_with(|| Value::from("resp"));
     let mut problems = ValidationErrors::default();
     pydantic::check(schema::RESPONSES, &fields, &mut problems);

@@ -1,4 +1,4 @@
-//! The server: accepts connections, and a handle that controls a server inside a process.
+//! Accepts connections, and has the handle that controls a server inside a process.
 //!
 //! HTTP/1.1 as uvicorn serves it: idle connections close after `--timeout-keep-alive`, errors are
 //! vLLM's objects, unknown routes get 404. A client that closes the connection aborts the request.
@@ -32,7 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Totals and current state of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Sequences that ended by end of sequence or limit.
+    /// Sequences that ended by a stop or at the token limit.
     pub finished: u64,
     /// Sequences aborted because the client disconnected.
     pub aborted: u64,
@@ -60,7 +60,7 @@ pub struct Snapshot {
     pub prefix: (u64, u64),
 }
 
-/// A running server. Dropping the handle leaves it running; [`Handle::shutdown`] ends it.
+/// A running server. Dropping the handle leaves the server running; [`Handle::shutdown`] ends it.
 #[derive(Debug)]
 pub struct Handle {
     addr: SocketAddr,
@@ -90,7 +90,8 @@ impl Handle {
         self.addr
     }
 
-    /// Totals and current state, over all data-parallel ranks; `kv_usage` of the fullest one.
+    /// Totals and current state of all data-parallel ranks together; `kv_usage` is of the fullest
+    /// rank, `most` of the rank with the most.
     pub fn snapshot(&self) -> Snapshot {
         let in_flight = self.shared.concurrency.lock().in_flight;
         let sum = self.by_rank().into_iter().reduce(|sum, rank| Snapshot {
@@ -111,8 +112,8 @@ impl Handle {
         Snapshot { in_flight, ..sum.unwrap_or_default() }
     }
 
-    /// Totals and current state of each data-parallel rank. `in_flight` is known of the server
-    /// only, and 0 here.
+    /// Totals and current state of each data-parallel rank. `in_flight` is known only for the whole
+    /// server, and 0 here.
     pub fn by_rank(&self) -> Vec<Snapshot> {
         self.shared.ranks.iter().map(|rank| Snapshot::of(&rank.stats.lock())).collect()
     }
@@ -144,8 +145,8 @@ impl Handle {
         self.shared.fault(fault);
     }
 
-    /// Orders about the memory of the simulated device, when the engine sleeps and wakes. Without a
-    /// receiver, memory is not simulated.
+    /// Receives orders to free the memory of the simulated device when the engine sleeps, and to
+    /// take it when it wakes. Without a receiver, that memory is not simulated.
     pub fn memory_orders(&self) -> mpsc::Receiver<MemoryOrder> {
         let (orders, inbox) = mpsc::channel(1);
         *self.shared.memory.lock() = Some(orders);

@@ -1,8 +1,8 @@
 //! The server over real sockets on loopback, read as raw bytes.
 //!
 //! A client library would hide a missing last chunk or a second response. Each wait is for a
-//! condition and has a deadline. Lengths of time are asserted only where they are the contract, or
-//! as a lower bound.
+//! condition and has a deadline. Durations are asserted only where they are the contract, or as a
+//! lower bound.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! The pages and errors that SGLang has in place of vLLM's.
 //!
-//! `/health_generate` waits at least a second, as in SGLang, and 20 s if no step runs. Metrics
-//! exist with `--enable-metrics`. Field names and texts are those of SGLang 0.5.23; the values are
-//! the simulator's. Other routes, and the shape of generated answers, are vLLM's, which agree.
+//! `/health_generate` waits a second, as in SGLang, and 20 s if the engine hangs. Field names and
+//! texts are from SGLang 0.5.23; the values are the simulator's. Other routes and generated answers
+//! have the same form as in vLLM.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -121,7 +121,7 @@ pub(super) fn metrics(shared: &ServerState, stats: &Stats) -> String {
     page.value("generation_tokens_total", "counter", stats.generation_tokens as f64);
     page.value("num_retracted_requests_total", "counter", stats.preemptions as f64);
     let steps = stats.iteration.cumulative(f64::INFINITY);
-    // Moves with every report only.
+    // Moves only with a report.
     let reported = if steps.count < REPORT_STEPS { steps.count.min(1) as f64 } else { steps.sum };
     page.value("realtime_tokens_total", "counter", reported);
     page.histogram("time_to_first_token_seconds", &stats.ttft);

@@ -4,7 +4,7 @@
 //! `prompt_token_ids` and `prompt_text`; the last content chunk has `finish_reason` and
 //! `stop_reason`. `system_fingerprint` is on the usage chunk or, without one, on every chunk with a
 //! `finish_reason`. Events are `data: <compact JSON>\n\n`, the last one `data: [DONE]\n\n`. An
-//! end-of-sequence token is counted and has no text.
+//! end-of-sequence token is counted, but has no text.
 
 use std::fmt::Write;
 use std::sync::Arc;

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! The constants of the GPU were fitted on an H200; other GPUs get the same shares of their own
-//! peaks, unmeasured. CPU costs differ by a factor of two between hosts with the same GPU, so there
-//! is one file per host. `sluice sim fit` writes such files from your own measurements; with
-//! `--server` it measures the host of a running engine in a minute. The file of a GPU can override
-//! single constants.
+//! peaks, which was not measured. CPU costs differ by a factor of two between hosts with the same
+//! GPU, so there is one file per host. `sluice sim fit` writes such files from your own
+//! measurements; with `--server` it measures the host of a running engine in a minute. The file of
+//! a GPU can override single constants.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,18 +45,19 @@ pub struct Constants {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
-    /// Of the bandwidth, when weights are read.
+    /// Share of the bandwidth, when weights are read.
     pub bandwidth: f64,
-    /// Of the bandwidth, when the KV cache is read in a step that only decodes.
+    /// Share of the bandwidth, when the KV cache is read in a step that only decodes.
     pub kv_cache: f64,
     /// As `kv_cache`, in a step that also prefills, where one kernel does both.
     pub mixed_kv_cache: f64,
-    /// Of the FLOPs, in linear layers with many tokens.
+    /// Share of the FLOPs, in linear layers with many tokens.
     pub linear: f64,
-    /// As `linear` with fp8 weights, of the FLOPs in fp8.
+    /// Share of the FLOPs in fp8, in linear layers with fp8 weights and many tokens.
     #[serde(default = "fp8_linear")]
     pub fp8_linear: f64,
-    /// Of the FLOPs, in the attention of prompts that are long enough to use all multiprocessors.
+    /// Share of the FLOPs, in the attention of prompts that are long enough to use all
+    /// multiprocessors.
     pub attention: f64,
 }
 
@@ -89,10 +90,10 @@ fn fp8_idle_tokens() -> f64 {
     Constants::fitted().kernel.fp8_idle_tokens
 }
 
-/// For hosts that were fitted with token ids. Timed on an H200's host (`grid/api.csv.gz`): a text
-/// of one word takes 3 ms longer than its ids, and one of 16,000 words (about 25,000 tokens) 36 ms.
-/// These times are without the 2 ms for which vLLM 0.22.1 collected texts, which later versions do
-/// not do.
+/// Defaults for hosts whose constants were fitted with token ids. Timed on an H200's host
+/// (`grid/api.csv.gz`): a text of one word takes 3 ms longer than its ids, and one of 16,000 words
+/// (about 25,000 tokens) 36 ms. The times leave out 2 ms in which vLLM 0.22.1 collected texts;
+/// later versions do not collect.
 fn text_us() -> f64 {
     1000.0
 }
@@ -101,9 +102,9 @@ fn text_token_us() -> f64 {
     1.3
 }
 
-/// Speculative decoding with n-grams, fitted to steps of an H200 (`speculation_steps.csv`). The
-/// cost of a change of the batch is fitted to the total time of the same runs. CPU time is a share
-/// of `step_us`, because the same process runs the same kind of code.
+/// Defaults for speculative decoding with n-grams, fitted to steps of an H200
+/// (`speculation_steps.csv`); `admit_share` is fitted to the total time of the same runs. CPU time
+/// is a share of `step_us`, because the same process runs the same kind of code.
 fn draft_us() -> f64 {
     6.9
 }
@@ -188,7 +189,7 @@ pub struct HostConstants {
     #[serde(default = "draft_sequence_share")]
     pub draft_sequence_share: f64,
     /// Per sequence that joins the batch of an engine that looks up drafts, as a share of
-    /// `step_us`. Engines that plan ahead were fitted without it.
+    /// `step_us`. The constants of engines that plan ahead were fitted without it.
     #[serde(default = "admit_share")]
     pub admit_share: f64,
     /// Rate at which the masks of `allowed_token_ids` are copied, 10^9 bytes per second: whenever
@@ -199,8 +200,8 @@ pub struct HostConstants {
     /// the attention.
     pub piecewise_share: f64,
     /// Among steps with several prompts and without a graph, the share whose launch blocks until
-    /// the GPU has finished, so that the results of the previous step are late. More frequent soon
-    /// after the start of a server; the cause is unknown.
+    /// the GPU has finished, so that the results of the previous step are late. Such steps are more
+    /// frequent soon after the start of a server; the cause is unknown.
     pub stall_share: f64,
     /// As `stall_share`, for steps with an adapter.
     pub lora_stall_share: f64,
@@ -225,7 +226,7 @@ pub struct FrontEndRates {
     /// Delay of a prompt that comes as text, which is handed to another thread.
     #[serde(default = "text_us")]
     pub text_us: f64,
-    /// Time of that thread per token. It tokenizes one text after the other.
+    /// Time per token of the other thread, which tokenizes one text after the other.
     #[serde(default = "text_token_us")]
     pub text_token_us: f64,
     /// Delay from the client to the engine, independent of load.

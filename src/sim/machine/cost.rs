@@ -56,13 +56,13 @@ pub struct StepLoad {
     pub prompts: u32,
     /// Drafts that the step verifies.
     pub verified: u32,
-    /// Sequences that get drafts after the step, and the most drafts of each.
+    /// Sequences that get drafts after the step.
     pub proposed: u32,
-    /// See `proposed`.
+    /// The most drafts of each of these sequences.
     pub drafting: u32,
     /// Sequences that the step admits.
     pub admitted: u32,
-    /// Whether other sequences are in the step than in the step before.
+    /// Whether the step has other sequences than the step before.
     pub is_changed: bool,
     /// Whether a sequence in the step uses a LoRA adapter.
     pub adapter: bool,
@@ -136,7 +136,7 @@ impl CostModel {
         Self { graphs, ..self }
     }
 
-    /// Sets who proposes drafts.
+    /// Sets how drafts are proposed.
     #[must_use]
     pub fn with_speculation(self, speculation: Option<&Speculation>) -> Self {
         let has_head = speculation.is_some_and(|own| own.drafter == Drafter::Model);
@@ -238,8 +238,8 @@ impl CostModel {
     }
 
     /// The part of a step that overlaps with neither CPU nor GPU work: with a prompt, and where
-    /// masks are copied. A copy from memory that is not pinned waits for the GPU, so the CPU is not
-    /// ahead in that step.
+    /// masks are copied. A copy from memory that is not pinned waits for the GPU, so the CPU does
+    /// not run ahead in that step.
     pub fn exposed(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
         let mut exposed = if load.prompts > 0 { host.prompt_step_us * 1e-6 } else { 0.0 };
@@ -285,9 +285,9 @@ impl CostModel {
     /// A step that fits a graph is padded to the graph's size, and a share of the time grows in
     /// whole tiles of 128 tokens. With fp8 weights a decode is faster (3.3 ms instead of 4.7 ms),
     /// and so is a chunk of 8,192 tokens. A chunk of 256 tokens is not, because the tiles do not
-    /// fill the GPU: it took 8.4 ms (7.9 ms here), as long as 670 tokens at the rate of large
-    /// chunks. Other kernels are used for up to 128 tokens. Between one tile and two, which was not
-    /// measured, the time rises evenly.
+    /// fill the GPU: it took 8.4 ms (7.9 ms in this model), as long as 670 tokens at the rate of
+    /// large chunks. Other kernels are used for up to 128 tokens. Between one tile and two, which
+    /// was not measured, the time rises evenly.
     fn linear(&self, load: &StepLoad, padded: f64) -> f64 {
         let rates = &self.rates;
         let tiled = rates.kernel.tile_share * (padded / TILE).ceil() * TILE + (1.0 - rates.kernel.tile_share) * padded;
@@ -311,8 +311,8 @@ impl CostModel {
         if load.prompts == 0 {
             return bytes / self.rates.kv_cache_per_s;
         }
-        // All chunks as tokens of the prompt with the longest context. Tiles of shorter prompts end
-        // earlier.
+        // All chunks, in tokens of the prompt with the longest context, because tiles of shorter
+        // prompts end earlier.
         let chunks = load.attention_pairs / load.longest_context;
         let waves = chunks.max(1.0) * f64::from(self.shape.heads) / TILE / tiles_at_once;
         // The time of all tiles, in units of a full wave.

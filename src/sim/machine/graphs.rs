@@ -61,7 +61,7 @@ pub struct Graphs {
     mode: GraphMode,
     /// Ascending, without duplicates, above 0. Empty if there are no graphs.
     sizes: Arc<[u32]>,
-    /// Number of sizes, from the smallest, that a step that only decodes can have.
+    /// Number of sizes, from the smallest on, that have a full graph for steps that only decode.
     decodes: usize,
     /// Tokens of a decode in a full graph: 1 and the most drafts.
     query: u32,
@@ -128,7 +128,7 @@ impl Graphs {
     }
 
     /// The sizes rounded up to whole decodes of `query` tokens, as vLLM rounds them for speculative
-    /// decoding. The limits of the sizes must count the drafts already.
+    /// decoding. The limits that gave the sizes must include the drafts.
     #[must_use]
     pub fn with_query(self, query: u32) -> Self {
         if query <= 1 || self.sizes.is_empty() {

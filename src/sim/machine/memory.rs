@@ -23,7 +23,8 @@ use super::model::Model;
 
 const BLOCK: u32 = 16;
 /// Memory that vLLM reserves for the first (largest) graph of a model with [`GRAPH_LAYERS`] layers.
-/// vLLM captures the two largest sizes and counts every further graph like the second one.
+/// vLLM captures graphs of the two largest sizes, and counts every further graph like the second
+/// one.
 const FIRST_GRAPH: f64 = 134.0 * MIB;
 /// Memory for each further piecewise graph.
 const PIECEWISE_GRAPH: f64 = 6.0 * MIB;
@@ -132,7 +133,7 @@ pub enum MemoryError {
 /// The memory of `model` on `gpu` with these settings.
 ///
 /// # Errors
-/// Why vLLM would not start; of several reasons, the one that vLLM reports.
+/// The reason for which vLLM would not start.
 pub fn kv_budget(gpu: &Gpu, model: &Model, settings: &MemorySettings) -> Result<KvBudget, MemoryError> {
     let total = gpu.memory_gib * GIB;
     let free = total - settings.occupied_bytes;
@@ -191,8 +192,8 @@ fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
     }
     let sparse = settings.graphs.is_sparse();
     let further = if sparse { SPARSE_GRAPH } else { PIECEWISE_GRAPH };
-    // In this mode the second graph that vLLM captures is a full one of the same size. Its memory
-    // was not measured.
+    // In this mode the second graph that vLLM captures is a full graph. Its memory was not
+    // measured, and is assumed to be equal.
     let further_full = if sparse && settings.graphs.mode() == GraphMode::Full { SPARSE_GRAPH } else { FULL_GRAPH };
     let sets = if settings.lora.is_some() { 2.0 } else { 1.0 };
     let beyond_first = |count: usize| count.saturating_sub(1) as f64;

@@ -1,7 +1,7 @@
 //! A model as a list of sizes: layers, widths, heads. A few lines of TOML, built in or from a file.
 //!
-//! Only dense decoders with grouped-query attention and a gated MLP. Numbers of parameters and
-//! bytes follow from the sizes.
+//! Only dense decoders with grouped-query attention and a gated MLP can be described. Numbers of
+//! parameters and bytes follow from the sizes.
 
 use serde::Deserialize;
 

@@ -1,7 +1,7 @@
 //! HTTP requests counted as `prometheus-fastapi-instrumentator` does, and metrics of the process.
 //!
-//! Handlers are the templates of known routes; other paths count as `none`, which bounds the label
-//! sets.
+//! The label `handler` is the template of a known route, and `none` for other paths, which bounds
+//! the label sets.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -2,8 +2,8 @@
 //! [file.py:1] text`.
 //!
 //! A server inside a test writes nothing. The parent writes the lines of the engine's process,
-//! under the child's pid. Line numbers are from 0.32.0. Write errors are ignored. As SGLang, the
-//! simulator writes the lines that SGLang has at the same points.
+//! under the child's pid. Line numbers are from 0.32.0. Write errors are ignored. A simulator that
+//! plays SGLang writes SGLang's lines at the same points.
 
 use std::io::Write;
 
@@ -116,8 +116,8 @@ const SGLANG: &[(&str, &str)] = &[
     ),
 ];
 
-/// A line of vLLM in the words of SGLang. Lines that SGLang does not have are left out, except
-/// errors.
+/// Writes SGLang's line in place of a line of vLLM. Lines that SGLang does not have are left out,
+/// except errors.
 fn in_words_of_sglang(source_process: LogSource, level: Level, text: &str) {
     let found = SGLANG.iter().find_map(|(vllm, own)| Some(format!("{own}{}", text.split_once(vllm)?.1)));
     let Some(text) = found.or_else(|| (level == Level::Error).then(|| text.to_owned())) else { return };

@@ -47,7 +47,7 @@ struct Page<'a> {
     version: Version,
 }
 
-/// The page of one engine, which shows its data-parallel rank.
+/// The page of one data-parallel rank.
 pub(crate) fn engine(stats: &Stats, facts: Facts<'_>) -> String {
     let model = format!("model_name={}", serde_json::json!(facts.model));
     let labels = if facts.version.since(7) { format!("engine=\"{}\",{model}", facts.rank) } else { model };
@@ -147,7 +147,7 @@ impl Page<'_> {
         self.row(&format!("{name}_created"), "", self.facts.started);
     }
 
-    /// Whether a name is shown that vLLM hid in minor version `hidden` and removed in `gone`.
+    /// Whether the page has a name that vLLM hid in minor version `hidden` and removed in `gone`.
     fn old(&self, hidden: u16, gone: u16) -> bool {
         !self.version.since(hidden) || (self.facts.show_hidden && !self.version.since(gone))
     }
@@ -362,7 +362,7 @@ impl Page<'_> {
         let tokens = u64::from(blocks) * BLOCK;
         let caching = if prefix_caching { "True" } else { "False" };
         let parallel = Number((tokens as f64 / f64::from(max_model_len) * 100.0).round() / 100.0);
-        // A new field of the settings in 0.33.
+        // A new field in 0.33.
         let added = if self.version.since(33) { "simple_cpu_offload_num_blocks=\"None\"," } else { "" };
         self.head("cache_config_info", "gauge", "Settings of the KV cache.");
         let _ = writeln!(

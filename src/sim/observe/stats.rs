@@ -1,8 +1,8 @@
 //! The numbers behind `/metrics`, and vLLM's buckets.
 //!
-//! Values change when a step ends, so gauges are as stale during a long step as in vLLM. Times are
-//! virtual: `--sim-speed` does not change them. `model_name` is the served base name. The label
-//! sets are fixed, except that one gauge lists combinations of adapters, at most
+//! Values change only when a step ends, so during a long step gauges are stale, as in vLLM. Times
+//! are virtual: `--sim-speed` does not change them. `model_name` is the served base name. The label
+//! sets are fixed, except for the gauge that lists combinations of adapters, at most
 //! [`MAX_ADAPTER_SETS`].
 
 use std::collections::BTreeMap;
@@ -183,7 +183,7 @@ impl Stats {
         self.iteration.observe(f64::from(tokens));
     }
 
-    /// Counts the tokens that came with another one, as accepted drafts do.
+    /// Counts tokens that came together with another token, such as accepted drafts.
     pub(crate) fn more_tokens(&mut self, tokens: u32) {
         self.generation_tokens += u64::from(tokens);
     }

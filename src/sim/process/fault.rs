@@ -30,7 +30,7 @@ pub enum Fault {
     Hang,
     /// The engine is dead.
     Die,
-    /// The next step takes longer.
+    /// The next step takes this much longer.
     Stall(Duration),
     /// Streams break off after this many tokens.
     ResetMidstream(u32),
@@ -38,7 +38,7 @@ pub enum Fault {
     Garbage,
     /// The engine dies as soon as more sequences than this run.
     OutOfMemory(u32),
-    /// The start takes longer.
+    /// The start takes this much longer.
     SlowStart(Duration),
 }
 

@@ -1,8 +1,7 @@
 //! Commands from the HTTP side to the engine loop.
 //!
 //! The loop takes them between steps, in order of arrival. The [concurrency
-//! limit](super::concurrency_limit) bounds submissions, and there is at most one abort per
-//! sequence.
+//! limit](super::concurrency_limit) bounds submissions, and each sequence has at most one abort.
 
 use std::sync::Arc;
 

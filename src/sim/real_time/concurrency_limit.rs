@@ -5,9 +5,9 @@
 //! choices counted) above the limit. The second refuses every request while the prompt tokens in
 //! prefill have reached the limit; below it, a request of any length is admitted. A prompt counts
 //! in full until its first token, cached or not. Both refuse with 503, as in vLLM 0.32. A third
-//! limit, [`MAX_IN_FLIGHT`], bounds the memory of the process and refuses like the first one. Pure.
+//! limit, [`MAX_IN_FLIGHT`], bounds the memory of the process and refuses like the first one.
 
-/// Maximum sequences in one server: far more than a load needs, and few enough for memory.
+/// Maximum sequences in one server: more than any load needs, few enough for memory.
 pub(crate) const MAX_IN_FLIGHT: u64 = 65_536;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //! the timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds
 //! up; a sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
 //! tokens are right on average. If the process was suspended for more than [`MAX_LAG`], the clock
-//! is set back; otherwise the missed steps would run in a burst. An inbox for requests, aborts and
-//! faults is emptied between steps. Tokens leave through the collector of each request.
+//! is set back, so that the missed steps do not run in a burst. The inbox for requests, aborts and
+//! faults is emptied between steps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl EngineLoop {
         self.fail_everything().await;
     }
 
-    /// Fails all sequences, and sequences that still arrive, until the server stops.
+    /// Fails all sequences, and new ones too, until the server stops.
     async fn fail_everything(&mut self) {
         loop {
             let ids: Vec<_> = self.tracked.keys().copied().collect();
@@ -144,8 +144,8 @@ impl EngineLoop {
     }
 
     fn virtual_now(&self) -> Duration {
-        // The clock of a hung engine stands still, so that requests which arrive meanwhile are not
-        // late afterwards.
+        // The clock of a hung engine stands still, so that afterwards no request counts the hang as
+        // waiting time.
         let now = self.hung_since.unwrap_or_else(Instant::now);
         now.saturating_duration_since(self.epoch).mul_f64(self.shared.config.speed)
     }

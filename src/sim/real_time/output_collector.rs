@@ -1,9 +1,9 @@
 //! Passes tokens from an engine to one response, here and in `sluice lab`.
 //!
-//! There is one slot per choice: tokens that the response has not taken yet are added up, as vLLM's
-//! collector does for a slow client. So memory is bounded, the engine never waits, and no token is
-//! lost. One reader (the response), one writer (the engine). With a stream interval of n, tokens
-//! are delivered n at a time; the first and the last at once.
+//! Each choice has one slot, in which tokens that the response has not taken yet are added up, as
+//! in vLLM's collector for a slow client. So memory is bounded, the engine never waits, and no
+//! token is lost. One reader (the response), one writer (the engine). With a stream interval of n,
+//! tokens are delivered n at a time; the first and the last token are delivered at once.
 
 use std::task::{Context, Poll};
 

@@ -14,14 +14,14 @@ use tokio::sync::Notify;
 use super::command::Command;
 use crate::observe::stats::Stats;
 
-/// How many running sequences a waiting one counts for.
+/// A waiting sequence counts as this many running sequences.
 const WAITING_WEIGHT: usize = 4;
 
 /// One engine of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Rank {
     pub(crate) stats: Mutex<Stats>,
-    /// Sequences that were ever submitted, and as many of them as the gauges know.
+    /// Number of sequences ever submitted, and the number of these that the gauges include.
     submitted: AtomicUsize,
     counted: AtomicUsize,
     pub(super) inbox: Mutex<Vec<Command>>,

@@ -23,7 +23,7 @@ use crate::unix_time::unix_seconds;
 pub struct MemoryOrder {
     /// Take the memory, or free it.
     pub held: bool,
-    /// Whether that was possible.
+    /// Receives whether that was possible.
     pub done: oneshot::Sender<bool>,
 }
 
@@ -40,11 +40,11 @@ pub(crate) struct ServerState {
     pub(crate) next_id: AtomicU64,
     pub(crate) load: AtomicU64,
     pub(crate) garbage: AtomicBool,
-    /// No step runs, because of a fault.
+    /// Whether no step runs, because of a fault.
     pub(crate) hung: AtomicBool,
     pub(crate) paused: AtomicBool,
     pub(crate) profiling: AtomicBool,
-    /// New requests are refused, and the server waits for running ones.
+    /// Whether new requests are refused while the server waits for running requests.
     pub(crate) draining: AtomicBool,
     pub(crate) requests: Mutex<Requests>,
     pub(crate) started: f64,
@@ -96,7 +96,7 @@ impl ServerState {
         orders.send(MemoryOrder { held, done }).await.is_ok() && result.await.unwrap_or(false)
     }
 
-    /// The first rank, which has the values that the ranks do not have separately.
+    /// The first rank, which also has values that concern the whole server.
     pub(crate) fn first(&self) -> &Rank {
         &self.ranks[0]
     }

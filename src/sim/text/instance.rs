@@ -89,8 +89,8 @@ impl Maker<'_> {
         target.and_then(|target| self.root.pointer(target)).unwrap_or(schema).clone()
     }
 
-    /// A value of the first option that has one. Near the top, the order of the options begins at a
-    /// random one; deep inside, the simplest option is first.
+    /// A value of the first option that has one. Above level [`SHALLOW`] the options are tried from
+    /// a random one on; deeper, the simplest option is tried first.
     fn one_of(&mut self, schema: &Map<String, Value>, key: &str, options: &[Value], depth: u32) -> Option<Value> {
         let mut order: Vec<&Value> = options.iter().collect();
         if depth < SHALLOW {
@@ -258,7 +258,7 @@ impl Maker<'_> {
             }
             HirKind::Class(Class::Bytes(_)) => None,
             HirKind::Repetition(repetition) => {
-                // A text of one character reads better than an empty one.
+                // A text of one character is more useful than an empty text.
                 let least = repetition.min.max(u32::from(repetition.max != Some(0) && text.is_empty()));
                 (0..least).try_for_each(|_| self.matching(&repetition.sub, text))
             }

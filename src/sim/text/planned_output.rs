@@ -11,8 +11,8 @@
 //! follow. A limit cuts the text, as in vLLM.
 //!
 //! If a prompt ends with the beginning of an output that this server would have given to the prompt
-//! before it, the output goes on where it ended ([`begun`]). So an answer that another server
-//! continues is the same as without a break.
+//! before it, the output continues after that beginning ([`begun`]). So an answer that another
+//! server continues is the same as without a break.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -57,9 +57,10 @@ pub(crate) struct PlannedOutput {
     forced: Arc<[u32]>,
     /// The text that replaces the words, if the request demands a shape.
     script: Option<Arc<Script>>,
-    /// Number of tokens, without the ones that the prompt has.
+    /// Number of tokens, without tokens that the prompt has.
     pub(crate) tokens: u32,
-    /// Tokens of the output that the prompt has, and bytes that it has of the token behind them.
+    /// Number of the output's tokens that the prompt has, and the bytes that it has of the next
+    /// token.
     begun: (u32, usize),
     end: End,
     /// Trailing characters that are held back until the end, because a stop string may begin in
@@ -101,8 +102,8 @@ impl PlannedOutput {
         output
     }
 
-    /// Plans the rest of an output of which the prompt has `begun`. `None`: no such output goes on
-    /// there.
+    /// Plans the rest of an output of which the prompt has `begun`. `None` if no such output
+    /// continues there.
     pub(crate) fn rest(
         texts: &Arc<TextModel>,
         request: &GenerateRequest,
@@ -206,16 +207,17 @@ impl PlannedOutput {
     }
 }
 
-/// The beginning of an output, as a prompt ends with it.
+/// The beginning of an output, with which a prompt ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BegunOutput {
     pub(crate) tokens: u32,
-    /// Bytes of the token behind them that the prompt has too.
+    /// Bytes of the next token that the prompt has too.
     pub(crate) part: usize,
     bytes: usize,
 }
 
-/// The beginning of the output with this seed that `text` is. `None`: it is no such beginning.
+/// Reads `text` as the beginning of the output with this seed; `None` if the output begins
+/// differently.
 pub(crate) fn begun(vocabulary: &Vocabulary, seed: u64, text: &str) -> Option<BegunOutput> {
     let (mut rest, mut tokens) = (text, 0);
     while !rest.is_empty() {
@@ -229,13 +231,14 @@ pub(crate) fn begun(vocabulary: &Vocabulary, seed: u64, text: &str) -> Option<Be
     Some(BegunOutput { tokens, part: rest.len(), bytes: text.len() })
 }
 
-/// The most tokens of an output that are looked for at the end of a text.
+/// The most words at the end of a text that may belong to an output.
 const BEGUN_MAX: usize = 4_096;
-/// The fewest tokens that count as the beginning of an output: one word may stand there by chance.
+/// The fewest tokens that count as the beginning of an output: one word may be there by chance.
 const BEGUN_MIN: u32 = 2;
 
-/// The place in the prompt of a completion where an output begins that the prompt ends with.
-/// `seed_of`: the seed of the output for the hash of a prompt. Only synthetic words are recognised.
+/// Finds the beginning of an output at the end of a completion's prompt, and the offset at which it
+/// begins. `seed_of`: the seed of the output for the hash of a prompt. Only synthetic words are
+/// recognised.
 pub(crate) fn begun_within(
     vocabulary: &Vocabulary,
     text: &str,

@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::words;
 
-/// Tokens from which output is drawn: varied enough, and quick to set up.
+/// Number of ids from which output is drawn: enough for variety, few enough for a quick start.
 const DRAWN: u32 = 16_384;
 
 /// The vocabulary of one server.
@@ -37,7 +37,7 @@ pub struct TokenizerError(String, String);
 impl Vocabulary {
     /// Synthetic tokens, about four characters each.
     pub fn made_up() -> Self {
-        // Llama 3's `<|end_of_text|>`; the ids below are ordinary tokens.
+        // Llama 3's `<|end_of_text|>`; ids below 128,000 are ordinary tokens.
         Self { real: None, eos: 128_001 }
     }
 

@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 /// Characters per token of alphabetic scripts, digits, blanks and signs.
 pub const CHARS_PER_TOKEN: usize = 4;
 
-/// Ids are below this, like Llama 3's ordinary tokens.
+/// Ids are below this number, as are Llama 3's ordinary tokens.
 pub const VOCABULARY: u64 = 128_000;
 
 /// With its blank, each word is one token by the counting rule, so that a text counts as many

@@ -1,7 +1,7 @@
 //! The body of a generating request, parsed once: the fields, and separately a prompt that is a
 //! list of token ids.
 //!
-//! Prompts of a hundred thousand ids are common and slow as JSON values, so ids are parsed from the
+//! A prompt of a hundred thousand ids is slow to parse as JSON values, so ids are parsed from the
 //! bytes. The server limits the size of the body.
 
 use std::borrow::Cow;

@@ -81,7 +81,6 @@ impl Scan<'_> {
         at
     }
 
-    /// Scans the value at `at`; returns its end.
     fn value(&mut self, at: usize) -> ScanResult {
         // Prevents a stack overflow. Deeper bodies get a plain error here, not CPython's
         // RecursionError.

@@ -76,7 +76,6 @@ fn check_message(item: &Value, at: &str, problems: &mut ValidationErrors) {
     }
 }
 
-/// Checks the content against one branch.
 fn check_content(branch: &str, value: &Value, at: &str, problems: &mut ValidationErrors) {
     let mut add = |kind: &str, text: &str| problems.add(kind, at, text, &shown(value), "");
     match (branch, value) {

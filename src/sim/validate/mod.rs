@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Each stage refuses with vLLM's status, type and message. Stages and checks have vLLM's order, so
-//! that of two mistakes the same one is reported. The texts must stay word for word: the
+//! that of two mistakes both report the same one. The texts must stay word for word: the
 //! conformance test compares them with a real server.
 
 mod body;

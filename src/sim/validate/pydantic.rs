@@ -180,7 +180,6 @@ fn check_value(takes: Type, value: &Value, at: &str, problems: &mut ValidationEr
     }
 }
 
-/// Joins texts as in `'a', 'b' or 'c'`.
 fn one_of(texts: &[&str]) -> String {
     let quoted: Vec<String> = texts.iter().map(|text| format!("'{text}'")).collect();
     match quoted.split_last() {

@@ -7,11 +7,11 @@
 //!
 //! The event loop is modelled as processor sharing, so a burst of n requests reaches the engine
 //! together, after n times the work of one. (Of 100 simultaneous requests to a real server, the
-//! first tenth reached the engine after 38 ms and the last after 52 ms.) Tokens have priority over
-//! requests, so requests are accepted slowly while many streams decode. The tokens of a step become
-//! visible together, when most of them are sent. A first token costs more, in proportion to the
-//! prompt: 13 ms for 16,000 tokens, during which no other token is sent. Several API servers share
-//! requests and tokens. Time is a parameter; the caller bounds the requests.
+//! first tenth reached the engine after 38 ms and the last tenth after 52 ms.) Tokens have priority
+//! over requests, so requests are accepted slowly while many streams decode. The tokens of a step
+//! become visible together, when most of them are sent. A first token costs more, in proportion to
+//! the prompt: 13 ms for 16,000 tokens, during which no other token is sent. Several API servers
+//! share requests and tokens. The caller bounds the requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;

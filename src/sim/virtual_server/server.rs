@@ -5,12 +5,11 @@
 //!           -> front end (tokens) -> emissions
 //! ```
 //!
-//! The next step starts when the last one ended, even if [`VirtualServer::poll`] is called later.
-//! The tokens of a step are reported when clients see them, while later steps already run. The
-//! engine processes results only after it has launched the next step. Without a graph the launch
-//! takes the CPU 10 to 30 ms, and sometimes as long as the step takes on the GPU
-//! ([`CostModel::stall_share`]). Time is a parameter: `sluice sim` passes the real clock, tests and
-//! simulations pass virtual time.
+//! The next step starts at the end of the last one, even if [`VirtualServer::poll`] is called
+//! later. The tokens of a step are reported when clients see them, while later steps already run.
+//! The engine processes results only after it has launched the next step. Without a graph the
+//! launch takes the CPU 10 to 30 ms, and sometimes as long as the step takes on the GPU
+//! ([`CostModel::stall_share`]).
 //!
 //! [`CostModel::stall_share`]: crate::machine::CostModel::stall_share
 

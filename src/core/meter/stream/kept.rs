@@ -13,9 +13,9 @@ use crate::openai::sse::SseScanner;
 
 impl StreamMeter {
     /// Keeps at most this many bytes of the answer's text; called before the first chunk. From then
-    /// on only whole events are passed on. An error, or a finish reason `abort`, and the bytes
-    /// behind it are withheld: see [`StreamMeter::take_withheld`]. The caller passes them on if no
-    /// other engine continues the stream.
+    /// on only whole events are passed on. An error or a finish reason `abort`, with all bytes
+    /// after it, is withheld: see [`StreamMeter::take_withheld`]. The caller passes these bytes on
+    /// if no other engine continues the stream.
     pub fn keep_text(&mut self, most: usize) {
         if matches!(self.tally.dialect, Dialect::Choices | Dialect::Messages) {
             self.memo.keep_text(most);
@@ -39,13 +39,13 @@ impl StreamMeter {
         self.withheld.take()
     }
 
-    /// Tokens of the text so far. Events without text behind the last text do not count: their
-    /// tokens complete no character, and another engine generates them again.
+    /// Tokens of the text so far. Empty events after the last text do not count: their tokens
+    /// complete no character, and another engine generates them again.
     pub fn text_tokens(&self) -> u64 {
         self.tally.text_tokens()
     }
 
-    /// Whether the engine has counted the tokens of the text.
+    /// Whether the engine has reported the number of tokens of the text.
     pub fn has_counted_text(&self) -> bool {
         self.tally.tokens.is_some()
     }
@@ -61,21 +61,22 @@ impl StreamMeter {
     }
 
     /// Prepares the meter for the bytes of another engine that continues the text. An unfinished
-    /// event, an error and tokens behind the text are forgotten.
+    /// event, an error, and tokens after the last text are forgotten.
     pub fn resume(&mut self) {
         (self.sse, self.long, self.withheld) = (SseScanner::new(), None, None);
         self.tally.resume();
     }
 
-    /// Whether the client has the beginning of an event whose end has not come: it is too long to
-    /// be held.
+    /// Whether the client received the beginning of an unfinished event, which was too long to be
+    /// held.
     pub fn has_sent_part(&self) -> bool {
         self.sse.pending_oversize()
     }
 }
 
 impl Tally {
-    /// Whether the event ends an answer that another engine could continue: an error in the middle.
+    /// Whether the event is an error in the middle of an answer, so that another engine could
+    /// continue the answer.
     pub(super) fn is_cut_by(&self, event: &StreamEvent) -> bool {
         (event.kind == EventKind::Error || event.aborted) && self.first.is_some() && !self.stats.finished
     }
@@ -116,7 +117,7 @@ mod tests {
         event(&format!("{{\"content\":\"{text}\"}}"), "null")
     }
 
-    /// The bytes that pass of a stream in chunks of this size, and the meter.
+    /// Feeds a stream in chunks of this size; returns the bytes passed on, and the meter.
     fn passed(strip: Strip, stream: &str, size: usize) -> (String, StreamMeter) {
         let mut meter = StreamMeter::new(Dialect::Choices, Instant::now(), strip);
         meter.keep_text(1_000);

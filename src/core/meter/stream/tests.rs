@@ -158,7 +158,7 @@ fn accepted_drafts_count_as_tokens() {
         assert_eq!(stats.token_itl, continuous);
         assert!((stats.itl.sum_seconds() - 0.114).abs() < 1e-6);
     }
-    // By token where the engine counts along; otherwise by event, the end included.
+    // By token if every event has usage; otherwise by event, the last event included.
     assert_eq!([true, false].map(|continuous| events(continuous).itl.count()), [39, 18]);
     assert!((events(true).itl.max_seconds() - 0.007).abs() < 1e-9);
 }

@@ -1,6 +1,6 @@
 //! The output of an event: its length, and the place of a text that another engine can continue.
 //!
-//! Bound: none of its own; it reads the event that the caller has.
+//! Nothing is stored, so there is no bound here.
 
 use super::super::not_continued::NotContinued;
 use super::super::scan::{JsonKind, ScanError, Scanner, Span};
@@ -11,7 +11,7 @@ pub(super) const PINGS: [&str; 5] = ["ping", "keepalive", "keep-alive", "keep_al
 /// The output of an event, as far as another engine can continue it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Output {
-    /// The text, as in a JSON string: its place in the part.
+    /// The place of the text in the part, still escaped and without quotes.
     pub(super) text: Span,
     /// Why the output is more than this text.
     pub(super) why_not: Option<NotContinued>,

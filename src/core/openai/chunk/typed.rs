@@ -1,7 +1,7 @@
 //! Events with a type: Responses, Anthropic's Messages and Cohere's chats.
 //!
-//! The type stands in the member `type`, or only in the name of the event. Of Messages the place of
-//! the text is noted as well, so that another engine can continue it.
+//! The type is in the member `type`, or only in the name of the event. For Messages the place of
+//! the text is noted as well, so that another engine can continue the text.
 
 use super::super::event::{EventKind, StreamEvent};
 use super::super::not_continued::NotContinued;
@@ -49,7 +49,7 @@ impl Typed {
         Ok(())
     }
 
-    /// Takes output that is no text. Returns the length as written.
+    /// Takes output other than text. Returns the length as written.
     fn other(&mut self, scanner: &mut Scanner<'_>, why: NotContinued) -> Result<u64, ScanError> {
         let bytes = output(scanner)?;
         if bytes > 0 {
@@ -58,7 +58,7 @@ impl Typed {
         Ok(bytes)
     }
 
-    /// Reads the block that a message of Anthropic's begins.
+    /// Reads a content block that an Anthropic message begins.
     fn block(&mut self, scanner: &mut Scanner<'_>) -> Result<(), ScanError> {
         scanner.object(|scanner, key| {
             match (&*key.bytes(), scanner.kind()?) {
@@ -81,7 +81,7 @@ impl Typed {
         Ok(())
     }
 
-    /// The text of an event of Anthropic's Messages. Behind the end of a block only usage follows.
+    /// The text of an event of Anthropic's Messages. After the end of a block only usage follows.
     pub(super) fn output(&self) -> Output {
         let why_not = (self.name == "content_block_stop").then_some(NotContinued::UsageUnknown);
         Output { why_not: self.output.why_not.or(why_not), ..self.output }
@@ -149,7 +149,7 @@ impl Typed {
         }
     }
 
-    /// Makes events of this content.
+    /// Returns a function that makes an event from a kind and the values read.
     fn of_kind(&self) -> impl Fn(EventKind, bool) -> StreamEvent + use<> {
         let (usage, text) = (self.usage, self.text);
         let mut answer = Answer::default();

@@ -1,7 +1,7 @@
-//! Tests that parts and whole agree: a document that is read part by part, however it is cut,
-//! against the same document read at once.
+//! Tests that a document read part by part, however it is cut, gives the same values as the
+//! document read at once.
 //!
-//! Documents are generated, with the members that matter among others.
+//! Documents are generated; the members that readers look for are among others.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -85,7 +85,7 @@ fn what_is_no_object_or_breaks_off_is_not_complete() {
     assert!(parts(&[b"\xEF\xBB\xBF { } \n"]).1);
 }
 
-/// Any value; objects have the members that matter among others.
+/// Any value; some objects have the members that readers look for.
 fn value() -> impl Strategy<Value = Value> {
     let scalar = prop_oneof![
         Just(Value::Null),

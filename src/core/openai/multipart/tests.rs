@@ -2,8 +2,8 @@
 //! `multer`.
 //!
 //! `tests/fixtures/forms.jsonl`, written by `tests/real/forms.py`, holds hostile forms and the
-//! readings of starlette 1.10 with python-multipart 0.0.34. The property: other parsers read every
-//! form that this reader accepts as this reader does.
+//! readings of starlette 1.10 with python-multipart 0.0.34. The property: if this reader accepts a
+//! form, the other parsers read the same from it.
 
 use super::*;
 use crate::openai::{EditedBody, Edits};

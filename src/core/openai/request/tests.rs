@@ -1,6 +1,6 @@
 //! Tests of the reading of request bodies, by example.
 //!
-//! Regressions are named by their symptom and stay.
+//! A regression test is named by the symptom.
 
 use super::*;
 use crate::openai::scan::ScanError;
@@ -122,7 +122,7 @@ fn inputs_that_generate_nothing_are_one_sequence_and_all_their_tokens() {
         assert_eq!((view.sequences(), view.prompts, view.shape.token_ids), (sequences, 2_048, 6_144), "{route}");
         assert_eq!(characters, 2_048 * 9, "{route}");
     }
-    // `n` has no meaning there, so the engine judges any value.
+    // `n` has no meaning on this route, so the gateway accepts any value.
     for n in ["0", "300", "\"x\"", "[]"] {
         let body = format!(r#"{{"input":["a"],"n":{n}}}"#);
         assert_eq!(read(Route::Embeddings, body.as_bytes()).map(|view| view.sequences()), Ok(1), "{n}");

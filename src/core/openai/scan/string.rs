@@ -16,7 +16,8 @@ pub(super) struct ClosingQuote {
     pub(super) behind_escapes: bool,
 }
 
-/// The first quote that is not escaped. The first byte of `rest` is not escaped.
+/// The first quote that is not escaped. The first byte of `rest` must not be escaped by a byte
+/// before it.
 pub(super) fn closing_quote(rest: &[u8]) -> Option<ClosingQuote> {
     dispatch!(Level::new(), simd => first_quote(simd, rest))
 }

@@ -1,7 +1,7 @@
 //! Tests of the scanner: against serde_json on arbitrary documents, and on documents that it
 //! refuses.
 //!
-//! Regressions are named by their symptom and stay.
+//! A regression test is named by the symptom.
 
 use super::string::ClosingQuote;
 use super::*;

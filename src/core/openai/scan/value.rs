@@ -1,6 +1,6 @@
 //! The results of the scanner: kinds of values, positions, strings that are still escaped, errors.
 //!
-//! Plain data, in a separate file because other modules pass it on.
+//! Other modules pass these values on, so they are in a separate file.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ pub enum ScanError {
         /// Offset of the end.
         at: usize,
     },
-    /// A byte does not fit; `expected` would.
+    /// A byte does not fit the syntax.
     #[error("the JSON is broken at byte {at}: expected {expected}")]
     Broken {
         /// Offset of the first byte that does not fit.

@@ -41,7 +41,7 @@ impl TextShape {
         self.blanks = self.blanks.saturating_add(other.blanks);
     }
 
-    /// The difference to `before`, an earlier state of the same counts.
+    /// The counts added since `before`, an earlier state of the same counts.
     pub fn since(self, before: Self) -> Self {
         Self {
             plain: self.plain - before.plain,
@@ -118,11 +118,11 @@ struct CodeUnits {
     digits: u64,
     /// Digits that were counted as letters.
     letters: u64,
-    /// Escapes that stand for a letter or a blank.
+    /// Escapes of an ASCII letter or a blank.
     plain: u64,
-    /// Escapes of a character outside ASCII, or of the first half.
+    /// Escapes of a character outside ASCII, or of the first half of a surrogate pair.
     wide: u64,
-    /// Escapes of the second half of such a character.
+    /// Escapes of the second half of a surrogate pair.
     completed: u64,
     last: Digits,
     /// The mask of the ends of high surrogates.
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn every_code_unit_is_counted_as_what_it_stands_for() {
         for code in 0..=u16::MAX {
-            // Two in a row, at every place of a block.
+            // Two escapes in a row, at every place of a block.
             let raw = format!("{}\\u{code:04x}\\u{code:04X}-", "x".repeat(usize::from(code % 67)));
             assert_eq!(TextShape::of(raw.as_bytes()), one_by_one(raw.as_bytes()), "{raw}");
         }

@@ -38,7 +38,7 @@ macro_rules! classes {
                 match self { $(Self::$name => Retryable::$retry,)+ }
             }
 
-            /// The advice if the log says no more than the class.
+            /// The advice if the log shows no more than the class.
             pub(super) fn general_advice(self) -> &'static str {
                 match self { $(Self::$name => $advice,)+ }
             }

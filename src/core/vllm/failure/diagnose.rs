@@ -73,8 +73,8 @@ impl Diagnosis {
 pub struct LogRules {
     /// The form of the lines.
     pub form: LogForm,
-    /// A text, and the class of a line that contains it, before [`PATTERNS`]. The most specific
-    /// texts come first.
+    /// Texts, and the class of a line that contains one, searched before [`PATTERNS`]. The most
+    /// specific texts come first.
     pub failures: &'static [(&'static str, FailureClass)],
     /// Texts of lines that a healthy engine prints. An error before the last of these lines did not
     /// end the engine.
@@ -199,7 +199,7 @@ const OFFLINE: &[&str] = &["outgoing traffic has been disabled", "HF_HUB_OFFLINE
 /// The beginning of the message with which an API server answers after its engine core has died.
 pub const CORE_DIED: &str = "EngineCore encountered an issue";
 
-/// Exceptions that only pass on another exception.
+/// Texts of exceptions that only pass on another exception.
 const CONSEQUENCES: &[&str] = &[
     "Engine core initialization failed",
     "EngineDeadError",
@@ -291,8 +291,8 @@ fn killed<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S], served: bool) -> 
     (errors(rules, before).is_none() && exception(rules, before).is_none()).then(|| rules.message(lines[at].as_ref()))
 }
 
-/// Matches `Worker proc VllmWorker-1 died unexpectedly (exit code: -9)`,
-/// `Process ApiServer_1 (PID: 7) died with exit code -9`, and
+/// Whether a line shows the death of a process by SIGKILL: `Worker proc VllmWorker-1 died
+/// unexpectedly (exit code: -9)`, `Process ApiServer_1 (PID: 7) died with exit code -9`, and
 /// `Failed core proc(s): {'EngineCore': -9}`.
 fn is_kill(text: &str) -> bool {
     let died = text.contains("died ") && (text.contains("exit code: -9)") || text.ends_with("exit code -9"));
@@ -306,7 +306,7 @@ fn shutdown_line<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<
     (!crashed(rules, &lines[..at])).then(|| rules.message(lines[at].as_ref()))
 }
 
-/// The most specific line, with its class.
+/// The line that shows the failure most specifically, with its class.
 fn most_specific<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<(FailureClass, &'l str)> {
     let unclassified =
         || exception(rules, lines).or_else(|| died(rules, lines)).map(|line| (FailureClass::EngineFailed, line));

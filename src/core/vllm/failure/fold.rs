@@ -1,10 +1,10 @@
 //! Joins the errors that pydantic prints over several lines.
 //!
-//! vLLM checks its configuration with pydantic, which prints
-//! `...ValidationError: 1 validation error for SchedulerConfig` and gives the cause in later lines:
+//! vLLM checks its configuration with pydantic, which prints `...ValidationError: 1 validation
+//! error for SchedulerConfig` and gives the cause in later lines:
 //! `  Value error, max_num_batched_tokens (64) must be ... [type=value_error, ...]`. A wrong field
-//! is named in a line before the cause. The first line alone says nothing, so the cause replaces
-//! it, behind [`FOLDED`], and the lines of the cause become empty.
+//! is named in a line before the cause. The first line does not give the cause, so it is replaced
+//! by [`FOLDED`] and the cause; the other lines become empty.
 //!
 //! Bound: a cause is searched in the next [`LINES_MAX`] lines of the log, among lines of the same
 //! process. Only the first of several errors is used.
@@ -15,7 +15,7 @@ use crate::vllm::logs::{message, process};
 
 /// The beginning of a folded line.
 pub(super) const FOLDED: &str = "ValidationError: ";
-/// Lines in which the end of a cause is searched.
+/// Number of lines in which the end of a cause is searched.
 const LINES_MAX: usize = 16;
 
 /// The lines of the log, with each such error folded into one line.
@@ -51,7 +51,7 @@ fn cause<S: AsRef<str>>(lines: &[S], of: Option<&str>) -> Option<(String, Vec<us
         }
         let text = message(line);
         used.push(offset);
-        // The name of a field stands in a separate line, before the error.
+        // The name of a field is in a separate line before the error.
         let field = parts.is_empty() && !text.starts_with(' ');
         let text = text.trim();
         let text =

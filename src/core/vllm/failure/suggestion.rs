@@ -1,7 +1,7 @@
 //! The flag values that vLLM itself names in error messages.
 //!
 //! Some refusals contain the largest value that would have worked, such as the longest context that
-//! fits into the KV cache. It is read from the message, to be shown as a value.
+//! fits into the KV cache. The value is read from the message, so that the advice can name it.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,4 @@
-//! The flags of `vllm serve`: the table of flags, and one type, one reading and one writing of
-//! their values.
+//! The flags of `vllm serve`: the table of flags, and the only type, reader and writer of values.
 //!
 //! | subject | file |
 //! |---|---|

@@ -2,8 +2,8 @@
 //!
 //! The table of vLLM's flags has the number of values of each flag, and short forms such as `-tp`.
 //! The first word that belongs to no flag is the model. An unknown flag takes the next word as the
-//! value, unless that is a flag; without a value, `--no-NAME` turns it off. A negative number is a
-//! value.
+//! value, unless that word is a flag. An unknown `--no-NAME` without a value turns `NAME` off. A
+//! negative number is a value.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ impl CommandLine {
                 }
                 values.push((arity != Some(Arity::Switch { on: false })).to_string());
             }
-            // An unknown short flag has no full name.
+            // An unknown short flag is left out, because it has no full name.
             if written.starts_with("--") || arity.is_some() {
                 line.values.insert(name, values);
             }

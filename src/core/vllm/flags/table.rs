@@ -1,9 +1,10 @@
 //! The table of the flags of `vllm serve`, and how argparse finds a flag in it.
 //!
 //! The table is `flags.txt`: names, kinds and choices in the order of registration. A name may be
-//! written with `_` for `-`, and may be abbreviated while only one flag begins with it. A switch is
-//! negated by `--no-NAME`; since 0.33 also by swapping `--enable-` and `--disable-`, so 0.33 takes
-//! some flags that had been removed long before (`--disable-log-requests`).
+//! written with `_` for `-`, and may be abbreviated as long as only one flag begins with the
+//! abbreviation. A switch is negated by `--no-NAME`; since 0.33 also by swapping `--enable-` and
+//! `--disable-`, so 0.33 accepts some flags that earlier versions had removed
+//! (`--disable-log-requests`).
 
 use std::sync::OnceLock;
 
@@ -28,12 +29,12 @@ pub enum Arity {
 pub struct KnownFlag {
     /// The full name without dashes: `tensor-parallel-size`.
     pub name: &'static str,
-    /// The number of values that it takes.
+    /// The number of values that the flag takes.
     pub arity: Arity,
 }
 
-/// The flag that is written `-tp`, `--no-enable-lora` or `--max_num_se`, in [`Version::COMPARED`];
-/// `None` if it is unknown or ambiguous.
+/// The flag for a written form such as `-tp`, `--no-enable-lora` or `--max_num_se`, in
+/// [`Version::COMPARED`]; `None` if it is unknown or ambiguous.
 pub fn lookup(written: &str) -> Option<KnownFlag> {
     let (flag, on) = find(written, Version::COMPARED).ok()?;
     let arity = match flag.takes {

@@ -1,6 +1,6 @@
 //! The value of a flag.
 //!
-//! Every text is read by [`FlagValue::read`], wherever it stands: in a restart, the arguments of a
+//! Every text is read by [`FlagValue::read`], wherever it comes from: a restart, the arguments of a
 //! pod, a sweep or a setting.
 //!
 //! | text | value |

@@ -48,8 +48,8 @@ enum Routing {
     /// To the server with the fewest requests; the first on a tie.
     FewestInFlight,
     Split,
-    /// Short requests to the first server; at most this many long ones on the second, the others
-    /// wait.
+    /// Short requests to the first server; at most this many long requests on the second, the other
+    /// long requests wait.
     LongInFlight(usize),
     /// As `LongInFlight`, with permits for long requests on the second and on the first server,
     /// returned at the first token.
@@ -214,7 +214,7 @@ fn the_three_arrangements_differ_as_on_two_h200s() {
     assert!(split[1] < both[1], "short P99 TTFT: nothing beats the split");
     assert!(robin[2] > both[2] && split[5] > 1.5 * robin[5], "and the long ones pay for the split");
     // In the measurement the long requests gain as well (4.1 s to 2.8 s, one draw each). Over many
-    // draws both arrangements are equal for them.
+    // draws, long requests are equally fast in both arrangements.
     assert!(both[5] < 1.2 * robin[5], "and not for the permits");
 }
 

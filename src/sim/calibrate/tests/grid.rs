@@ -1,5 +1,5 @@
-//! Compares single steps of real vLLM, over a grid of chunk, context and decodes, with the cost
-//! model.
+//! Compares the cost model with single steps of real vLLM, over a grid of chunk, context and
+//! decodes.
 //!
 //! The measured engine was synchronous: CPU and GPU worked one after the other. The CPU time is
 //! modelled as 1.6 ms plus 1.64 times `schedule_ms` (fitted). A cell is the median of the steps
@@ -20,7 +20,7 @@ const EAGER: &[u8] = include_bytes!("../../../../tests/fixtures/h200/grid/grid-e
 const WARM_UP: usize = 60;
 const HOST_MS: f64 = 1.6;
 const HOST_PER_SCHEDULE: f64 = 1.64;
-/// Without graphs, a step of so many tokens takes longer on the GPU than its launch.
+/// Without graphs, a step of this many tokens takes longer on the GPU than to launch.
 const GPU_BOUND: u32 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,8 +69,8 @@ fn cells(gz: &[u8], graphs: Option<u32>) -> Vec<(Regime, f64, String)> {
             () => Regime::Full,
         };
         let waits_for_the_host = graphs.largest() < load.tokens && load.tokens < GPU_BOUND;
-        // One or two tokens are the rest of a prompt, in which the CPU also ends a request. There
-        // are few such steps of each kind.
+        // A small chunk is the rest of a prompt, and in such a step the CPU also ends a request.
+        // There are few such steps of each kind.
         if waits_for_the_host || (1..64).contains(&chunk) {
             continue;
         }

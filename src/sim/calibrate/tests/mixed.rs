@@ -1,5 +1,5 @@
-//! Compares mixed traffic through the gateway on two H200s with two simulated engines, with the
-//! same arrivals.
+//! Compares mixed traffic, measured through the gateway on two H200s, with two simulated engines at
+//! the same arrivals.
 //!
 //! [`Gateway`] is a simple model of the measured gateway: it chooses the backend with the least
 //! work by tokens and pace, gives permits for long prefills until the first token, and spills. (The
@@ -40,7 +40,8 @@ type Cells = [[f64; 6]; 2];
 /// All cells but the ITL and the median TTFT, which lies between requests that meet a long prefill
 /// and requests that do not.
 const JUDGED: [usize; 4] = [1, 2, 4, 5];
-/// The cells of a fit. Without the ITL, a fit chooses a CPU whose times vary more than they did.
+/// The cells of a fit. Without the ITL, a fit would choose a CPU whose times vary more than the
+/// measured times did.
 const FITTED: [usize; 5] = [1, 2, 3, 4, 5];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,7 +116,6 @@ fn arrivals(seed: u64) -> Vec<(Duration, f64, bool)> {
     arrivals
 }
 
-/// The gateway's view of a backend.
 struct Backend {
     server: VirtualServer,
     tokens: u64,
@@ -352,7 +352,6 @@ const HOST: [(&str, &str, [f64; 2]); 4] = [
 /// timed on the machine of grid/.
 const LAUNCH: [(&str, f64); 2] = [("launch_layer_us", 670.0), ("piecewise_share", 0.34)];
 
-/// The host `busy` with these values for [`HOST`] and with [`LAUNCH`].
 fn host(values: [f64; 4]) -> Constants {
     let mut table = Constants::on_host("busy").unwrap().table();
     for (key, value) in LAUNCH {

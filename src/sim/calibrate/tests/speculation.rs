@@ -2,9 +2,9 @@
 //!
 //! The constants were fitted to the steps of some runs; other steps, the results of all runs and
 //! the mixed load were left out of the fit. The speed of this machine's CPU changed by a factor of
-//! two while it was measured. So each comparison is made twice: with the one speed of the runs
-//! without drafts (`trio`), which is a forecast, and with the speed that the scheduler's own times
-//! show for the run, which shows the error of the model.
+//! two while it was measured. So each comparison is made twice. With the speed of the runs without
+//! drafts (`trio`) it is a forecast; with the speed that the scheduler's times show for the run, it
+//! shows the error of the model.
 
 use super::*;
 use crate::calibrate::play::{replay_as, speculation};
@@ -102,7 +102,7 @@ fn runs_with_drafts_come_out_as_measured() {
         println!("\n== speculation.csv, CPU measured: {is_measured}\n{}", report::table(&rows, &cells));
         let mut errors = [Vec::new(), Vec::new()];
         for (row, cells) in rows.iter().zip(&cells) {
-            // The TTFT of a burst is rough with or without drafts.
+            // The TTFT of a burst is inaccurate with or without drafts.
             for column in [0, 2, 3] {
                 let what = format!("{} {}", row.name, rows::MEASURED[column]);
                 errors[usize::from(row.drafts > 0)].push((off(cells[column], row.measured[column].unwrap()), what));

@@ -1,6 +1,6 @@
 //! Tests of the prefix cache, and of the rules for priorities and pauses.
 //!
-//! The cache tests check how many tokens are saved, for which requests, and how they are counted.
+//! The cache tests check how many tokens are found, for which requests, and how they are counted.
 
 use super::*;
 

@@ -11,8 +11,7 @@
 //! | `/health_generate`, `/v1/loads`, `/server_info`, `/model_info` | SGLang's, see `sglang.rs` |
 //! | `POST /sim/fault` | body: a fault as `fault.rs` writes it, bare or as `{"fault": "..."}` |
 //!
-//! With `--api-key`, routes under `/v1`, `/v2`, `/inference` and `/cohere` require a key. The
-//! others are open, as in vLLM.
+//! As in vLLM, `--api-key` guards only routes under `/v1`, `/v2`, `/inference` and `/cohere`.
 
 mod dev;
 mod generating;
@@ -70,7 +69,7 @@ pub(super) async fn handle(
     });
     reply.headers_mut().insert(SERVER, HeaderValue::from_static("uvicorn"));
     if shared.config.request_id_headers {
-        // Every response has an id: the client's, or a new one.
+        // Every response has an id: the client's id, or a new one.
         let id = client_id.unwrap_or_else(|| fresh_uuid(&shared));
         if let Ok(value) = HeaderValue::from_str(&id) {
             reply.headers_mut().insert("x-request-id", value);

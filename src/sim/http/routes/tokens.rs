@@ -1,7 +1,7 @@
 //! `/tokenize`, `/detokenize`, `/v1/embeddings`.
 //!
 //! Tokens come from the model's tokenizer or, if the model is only a name, from
-//! [`crate::text::words`]. Embeddings are synthetic vectors, for gateways that must forward them.
+//! [`crate::text::words`]. Embeddings are synthetic vectors.
 
 use std::sync::Arc;
 
@@ -92,7 +92,7 @@ fn detokenize(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply
     Ok(json_reply(&json!({"prompt": shared.config.texts.vocabulary.decode(&ids, false)})))
 }
 
-/// Vectors of length 1 that depend on the text alone.
+/// Vectors of length 1 that depend only on the input.
 fn embeddings(shared: &ServerState, fields: &Map<String, Value>) -> Result<Reply, ErrorBody> {
     let model = resolve_model(shared, fields.text("model").filter(|name| !name.is_empty()))?.name;
     let inputs = match fields.get("input") {

@@ -32,7 +32,7 @@ async fn accepted_drafts_come_in_one_event_and_are_counted_by_position() {
         .collect();
     let steps: Vec<u64> = counted.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(counted.last(), Some(&1000));
-    // Two or three tokens a step; steps for which the reader was late come together.
+    // Two or three tokens a step. If the reader was late, tokens of several steps come together.
     let (_, whole) = steps.split_last().unwrap();
     assert!(whole.iter().all(|tokens| *tokens >= 2), "{steps:?}");
     let page = call(&handle, "GET", "/metrics", "").await.1;

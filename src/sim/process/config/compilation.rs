@@ -9,8 +9,8 @@
 //! full ones; if vLLM's own compilation is then missing, the server does not start.
 //!
 //! Other keys (except the sizes, see [`graphs`](super::graphs)) have no effect, and unknown keys
-//! are not refused. vLLM checks the config before all other settings, and the level after the
-//! scheduler's limits. Of several invalid values only the first is reported.
+//! are not refused. As in vLLM, the config is checked before all other settings, the level after
+//! the scheduler's limits, and only the first invalid value is reported.
 
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ const HOPPER: [&str; 4] = ["H100", "H200", "H800", "H20"];
 /// The compiler of steps: `mode` of the compilation config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compilation {
-    /// Nothing.
+    /// No compiler.
     None,
     /// PyTorch alone: `STOCK_TORCH_COMPILE` or `DYNAMO_TRACE_ONCE`.
     PyTorch,

@@ -24,11 +24,12 @@ const SIMULATED: &str = "api-key api-server-count async-scheduling compilation-c
     shutdown-timeout spec-method spec-tokens speculative-config sse-keep-alive-interval stream-interval tensor-parallel-size tool-call-parser \
     uvicorn-log-level watermark";
 
-/// A flag that vLLM obeys since 0.33 only, without data parallelism of mixture-of-experts models.
+/// A flag that vLLM obeys only since 0.33, except with data parallelism of mixture-of-experts
+/// models.
 const SINCE_33: &str = "prefill-schedule-interval";
 
-/// The given flags, and keys of the compilation config, on which the simulator does not act as
-/// `version`; for a warning.
+/// The given flags, and keys of the compilation config, that have no effect in a simulator of
+/// `version`, for a warning.
 pub fn without_effect(args: &ServeArgs, version: Version) -> Vec<String> {
     let acts = |flag: &str| SIMULATED.split(' ').any(|known| known == flag) && (flag != SINCE_33 || version.since(33));
     let flags = args.flags().filter(|flag| !acts(flag)).map(str::to_owned);

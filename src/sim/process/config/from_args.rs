@@ -1,7 +1,7 @@
 //! Reads the settings of a server from the flags of `vllm serve`, group by group.
 //!
-//! The groups are read in vLLM's order, so that of several errors the same one is reported first.
-//! `hardware` and `memory` have their own files.
+//! The groups are read in vLLM's order, so that of several errors, the simulator reports the same
+//! one as vLLM. `hardware` and `memory` have their own files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,8 +52,8 @@ impl SimConfig {
         Ok(config)
     }
 
-    /// Valid settings close to flags that vLLM refuses. They determine the log lines before the
-    /// start fails.
+    /// Valid settings close to flags that vLLM refuses, from which the log lines before the failure
+    /// are made.
     pub fn sketch(args: &ServeArgs, profile: Profile) -> Self {
         let name = args.model().unwrap_or_default();
         let profile = laid_out(args, profile.clone(), None).unwrap_or(profile);

@@ -1,4 +1,4 @@
-//! CUDA graphs from flags: steps and sizes, and vLLM's errors about them.
+//! CUDA graphs from flags: the steps with graphs, the sizes, and vLLM's errors about them.
 //!
 //! `--cudagraph-capture-sizes` lists the sizes. `--max-cudagraph-capture-size` bounds vLLM's own
 //! list, which depends on `--performance-mode`. If both are given, they must agree. Each can
@@ -33,7 +33,7 @@ impl SimConfig {
                 "Maximum cudagraph size should be greater than or equal to 1 when using cuda graph.",
             ));
         }
-        // A decode has its drafts beside it.
+        // A decode is computed together with its drafts.
         let query = 1 + self.engine.speculation.as_ref().map_or(0, |own| own.tokens);
         let seqs = self.engine.max_num_seqs.saturating_mul(query);
         let tokens = self.engine.max_num_batched_tokens;

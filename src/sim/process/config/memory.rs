@@ -53,8 +53,8 @@ impl SimConfig {
     }
 }
 
-/// Settings with which the model fits the same GPU in fp8, if the weights do not fit or leave no
-/// memory for the cache.
+/// Advice if the weights do not fit or leave no memory for the cache: settings with which the model
+/// fits the same GPU in fp8.
 fn hint(profile: &Profile, settings: &MemorySettings, error: MemoryError, wanted: Option<u32>) -> Option<String> {
     if !matches!(error, MemoryError::Weights { .. } | MemoryError::NoCache { .. }) {
         return None;

@@ -1,8 +1,8 @@
 //! The settings of a simulated server: flags of `vllm serve`, resolved against a GPU and a model.
 //!
 //! [`SimConfig::from_args`] refuses settings that vLLM refuses at start-up, with vLLM's messages
-//! ([`Refusal`]). Defaults are vLLM's for the GPU. All fields are public: a test or the demo can
-//! change [`SimConfig::new`], which has the limits of the measured server.
+//! ([`Refusal`]). Defaults are vLLM's for the GPU. All fields are public, so a test or the demo can
+//! change the result of [`SimConfig::new`].
 //!
 //! [`Refusal`]: crate::process::refusal::Refusal
 
@@ -36,7 +36,7 @@ pub const MAX_ADAPTERS: usize = 1024;
 /// Maximum data-parallel ranks of one process.
 pub const MAX_RANKS: u32 = 256;
 
-/// The server behaves like SGLang.
+/// Settings of a server that behaves like SGLang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sglang {
     /// Whether `/metrics` exists (`--enable-metrics`).
@@ -130,11 +130,11 @@ pub struct SimConfig {
     pub speed: f64,
     /// Seed of output lengths, words and jitter.
     pub seed: u64,
-    /// Real time in which the engine falls asleep or wakes.
+    /// Real time that the engine takes to fall asleep or to wake.
     pub wake: Duration,
     /// A fault that is injected at the start.
     pub fault: Option<Fault>,
-    /// The pages of SGLang in place of vLLM's; `None`: vLLM's.
+    /// Set if the server has SGLang's pages; `None`: vLLM's pages.
     pub sglang: Option<Sglang>,
     /// Whether the process writes vLLM's log to stdout.
     pub log: Log,
@@ -225,7 +225,7 @@ impl SimConfig {
         let cost = cost.with_graphs(self.graphs.clone()).with_speculation(engine.speculation.as_ref());
         let mut engine = Engine::new(engine, cost);
         for adapter in adapters {
-            // This time belongs to the start and passes before the server exists.
+            // This time is part of the start, before the server exists.
             let _ = engine.load_adapter(adapter);
         }
         // Requests and tokens of all ranks share the API servers.

@@ -1,8 +1,8 @@
 //! Speculative decoding from flags: `--speculative-config`, `--spec-method`, `--spec-tokens`.
 //!
-//! Read are the method, the number of drafts, the drafts by batch size (vLLM 0.32), and the
-//! acceptance of vLLM's own synthetic rejection. Other keys, such as the draft model, have no
-//! effect: a head is priced as one layer of the model with its output head. vLLM plans no step
+//! The simulator reads the method, the number of drafts, the drafts by batch size (vLLM 0.32), and
+//! the acceptance of vLLM's own synthetic rejection. Other keys, such as the draft model, have no
+//! effect: a head costs as much as one layer of the model with the output head. vLLM plans no step
 //! ahead while drafts are found on the CPU.
 
 use serde_json::Value;

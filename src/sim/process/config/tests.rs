@@ -227,8 +227,8 @@ fn adapters_of_the_start_are_loaded_before_the_first_request() {
 
 #[test]
 fn beyond_max_num_seqs_only_the_wait_grows() {
-    // On this host, prompts above the graph sizes are launched as fast as the GPU computes them.
-    // Otherwise the launches would bound the throughput.
+    // On this host, launches of prompts above the graph sizes are as fast as the GPU. On a slower
+    // host, they would bound the throughput.
     let (gpu, model) = (Gpu::load("h200").unwrap(), Model::load("llama-3.1-8b").unwrap());
     let quiet = Constants::on_host("quiet").unwrap();
     let profile = Profile::new(gpu, model, Layout::default(), &quiet).unwrap();
