@@ -1,6 +1,6 @@
 //! The client of one request: [`Downstream`] without a socket.
 //!
-//! It counts token events in the bytes that it receives, as `sluice bench` does: it measures the
+//! It counts token events in the bytes that it receives, as `sluice bench` does, so it measures the
 //! gateway from outside. The network between gateway and client has no delay.
 
 use std::future::pending;

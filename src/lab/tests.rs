@@ -165,7 +165,7 @@ fn conversations_find_their_earlier_turns_in_the_cache() {
     assert_eq!(turns(0).count(), turns(3).count(), "every conversation has all of its turns");
     assert!(turns(3).all(|record| record.prompt_tokens == 512 + 4 * 200 + 3 * 100));
     let side = &run.engines[0].side;
-    // An unbounded cache misses only the new messages of each turn and partial blocks.
+    // An unbounded cache misses only partial blocks and the new messages of each turn.
     let hits = side.prefix_hits / side.prefix_queries;
     assert!((0.70..0.85).contains(&hits), "{hits}");
 }
