@@ -110,7 +110,7 @@ fn defaults_that_are_as_good_are_called_so() {
     let lines = answer::answer(&report, &plan.goal);
     assert!(lines[0].starts_with("the defaults ") && lines[0].contains("as good: keep them"), "{lines:?}");
     assert_eq!(answer::advised(&report, &plan.goal), Some(setting::Setting::new()));
-    // A race against an equal nearly always ends early.
+    // A race against an equal setting nearly always ends early.
     let worse = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
     assert!(worse >= 22, "{worse} of 25");
 }
@@ -230,7 +230,7 @@ fn a_measure_is_tuned_by_pairs_of_runs() {
     assert!(lost(&report.trials) > 10);
     let complete = Plan { goal: Goal { complete: true, ..plan.goal.clone() }, ..plan.clone() };
     assert_eq!(lost(&tuned(&complete, &mut Queues::new(hill)).trials), 0);
-    // Pairs share all noise.
+    // The runs of a pair share all noise.
     assert!((comparison.change.value - truth).abs() < 1e-9, "{comparison:?}");
 }
 

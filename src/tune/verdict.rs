@@ -2,8 +2,8 @@
 //!
 //! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`). A race
 //! ends as soon as the rate is not above the best so far: by the throughput at saturation, or by
-//! one failed trial at the best rate. It does not ask for the margin, which would add to the noise
-//! of a race.
+//! one failed trial at the best rate. A race does not require the margin, which would add to the
+//! noise.
 //!
 //! A measure is compared in pairs of runs with the same seed. A race ends when the interval of the
 //! pairs' mean log ratio lies on the worse side of zero, Bonferroni-corrected for all [`LOOKS`]. In
@@ -191,7 +191,7 @@ async fn rate<S: System>(
     Ok(())
 }
 
-/// At most the rate that can be certified, by which races end as well.
+/// At most the rate that can be certified: races end by that rate, too.
 fn within(boundary: Estimate, most: f64) -> Estimate {
     Estimate { value: boundary.value.min(most), low: boundary.low.min(most), ..boundary }
 }
@@ -220,7 +220,7 @@ fn count(trial: &mut Trial, found: &SearchResult) {
     trial.requests += found.trials.iter().map(|run| run.requests as u64).sum::<u64>();
 }
 
-/// At most the throughput at saturation and the failed rate.
+/// At most the throughput at saturation, and the failed rate.
 fn guess(found: &SearchResult, floor: f64) -> f64 {
     let most = found.trials.iter().find_map(|run| match run.load {
         TrialLoad::Saturated(_) => Some(run.stats.throughput.value),
@@ -309,8 +309,8 @@ fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
     values.iter().map(|values| values[at]).collect()
 }
 
-/// Whether a race is lost: certainly worse than the best; with two measures, worse in both than one
-/// member of the front.
+/// Whether a race is lost: certainly worse than the best; with two measures, worse in both than
+/// some member of the front.
 fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
     let own = series(values, 0);
     let Some(against) = &goal.against else { return is_worse(&own, &best.runs, goal.sense(), LOOKS) };
@@ -320,7 +320,7 @@ fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
         .any(|[one, two]| is_worse(&own, one, goal.sense(), looks) && is_worse(&other, two, against.sense(), looks))
 }
 
-/// Whether pairs of runs show that the values are worse, with a confidence for `looks` such
+/// Whether pairs of runs show that the values are worse, with one confidence for `looks` such
 /// questions together.
 fn is_worse(values: &[f64], best: &[f64], sense: Sense, looks: usize) -> bool {
     let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(looks, CONFIDENCE));
