@@ -54,7 +54,6 @@ pub fn small_workload() -> Workload {
     Workload::of_classes("m", vec![class], 1)
 }
 
-/// Request 0 of [`small_workload`].
 pub fn request() -> LoadRequest {
     small_workload().request(0)
 }
@@ -108,7 +107,6 @@ impl MockEngine {
         self.counts.connections.load(Ordering::SeqCst)
     }
 
-    /// The JSON bodies received so far.
     pub fn bodies(&self) -> Vec<serde_json::Value> {
         self.counts.bodies.lock().iter().map(|body| serde_json::from_slice(body).unwrap()).collect()
     }

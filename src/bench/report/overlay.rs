@@ -45,7 +45,7 @@ fn distinguish(names: &mut [String], appendix: impl Fn(usize) -> String) {
     }
 }
 
-/// For all requests, or for each class if the runs share several.
+/// Plots of all requests, or of each class if the runs share several.
 pub(super) fn overlays(runs: &[RunResult], names: &[String], measures: &[(&str, &str)]) -> Vec<Plot> {
     let shown: Vec<&RunResult> = runs.iter().take(MOST_RUNS).collect();
     let parts: Vec<Vec<(String, Metrics)>> = shown.iter().map(|run| slices(run, SliceBy::plotted(run))).collect();
