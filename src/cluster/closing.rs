@@ -69,7 +69,6 @@ impl Closing {
         }
     }
 
-    /// The closed backends that all other gateways have left.
     pub(crate) fn left(&self) -> BTreeSet<String> {
         let has_left = |others: &Others| others.unaware.is_empty() && !others.run;
         let left = self.backends.iter().filter(|(_, others)| others.as_ref().is_some_and(has_left));

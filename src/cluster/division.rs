@@ -22,9 +22,7 @@ pub struct Claim {
     pub since: u64,
 }
 
-/// Part of an even share that is the floor.
 const FLOOR: u64 = 8;
-/// Part of the demand that is the headroom.
 const HEADROOM: u64 = 8;
 
 /// One amount for each claim. The amounts sum to `capacity`, unless there are no claims.

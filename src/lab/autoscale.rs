@@ -55,7 +55,6 @@ enum State {
     Draining(Duration),
 }
 
-/// The autoscaler's view of a run.
 pub(crate) struct Surroundings<'a> {
     pub(crate) now: Duration,
     pub(crate) start: Instant,

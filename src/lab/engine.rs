@@ -221,7 +221,6 @@ impl Engine {
         }
     }
 
-    /// Submits a request whose tokens go to `collector`.
     pub(crate) fn submit(
         &mut self,
         now: Duration,

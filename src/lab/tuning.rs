@@ -228,7 +228,7 @@ impl LabDeployment<'_> {
         Replacement { pool, backend, spill, headroom: config.fleet.headroom }.check(view, names)
     }
 
-    /// Advances a restart. Returns its outcome at the end.
+    /// Advances a restart. Returns the outcome at the end.
     fn advance(&mut self) -> Option<Restarted> {
         let mut restart = self.own.restart.take()?;
         let outcome = self.advance_step(&mut restart);

@@ -11,7 +11,6 @@ use sluice_config::ArgValue;
 use sluice_core::vllm::failure::{Diagnosis, FailureClass};
 use sluice_lab::sweep::flag_of;
 
-/// The flag whose largest possible value vLLM reports.
 const LENGTH: &str = "max-model-len";
 /// The flag that gives the KV cache more memory.
 const SHARE: &str = "gpu-memory-utilization";

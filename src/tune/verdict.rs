@@ -30,13 +30,13 @@ use sluice_lab::Measure;
 /// Looks at which a race of a measure may end: after 2, 4 and 8 runs, if more follow.
 const LOOKS: usize = 3;
 const CONFIDENCE: f64 = 0.95;
-/// Tolerance of rate searches in races (90 %).
+/// Tolerance of the rate search of a race.
 const COARSE: f64 = 0.05;
 /// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 30;
 /// The most trials of a rate search that predicts.
 const PREDICT_TRIALS: usize = 12;
-/// Tolerance of a confirmation's rate search (90 %).
+/// Tolerance of the rate search of a confirmation.
 const FINE: f64 = 0.025;
 const CONFIRM_TRIALS: usize = 60;
 /// Distance of the seeds of proofs from the confirmation's search.

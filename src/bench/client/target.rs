@@ -183,7 +183,6 @@ impl Target {
         }
     }
 
-    /// Opens a connection and keeps it; ignores a failure.
     pub(crate) async fn open(&self) {
         if let Ok(connection) = self.connect().await {
             self.put_back(connection).await;

@@ -131,7 +131,6 @@ impl ExactText {
         self.push(text, parts);
     }
 
-    /// Writes text with the tokens of `parts`.
     pub(crate) fn push(&self, text: &mut String, parts: &mut [PromptPart]) {
         let list = &*self.vocabulary;
         if list.additive {

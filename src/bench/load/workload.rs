@@ -299,7 +299,6 @@ impl Workload {
         }
     }
 
-    /// The user of request or conversation number `ordinal`.
     pub(crate) fn user_of(&self, ordinal: u64) -> Option<u32> {
         let users = self.users as usize;
         (users > 0).then(|| rng_for(self.seed, Purpose::User, ordinal).below(users) as u32)

@@ -11,9 +11,7 @@
 //! So there is no knee if throughput still grows at the end of the sweep, or if its curve is
 //! smooth.
 
-/// Limit on the ratio of the slopes.
 const FLAT: f64 = 0.25;
-/// Least share of the highest throughput.
 const HIGH: f64 = 0.85;
 const POINTS: usize = 5;
 /// Positions tried, between the second point and the last but one.

@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 use super::scale::{Scale, short};
 
 pub(super) const TARGETS_MAX: usize = 48;
-/// Dashes for each colour.
 pub(super) const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

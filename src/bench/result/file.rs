@@ -200,7 +200,6 @@ pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
     .collect()
 }
 
-/// Arrays that only `--save-detailed` writes.
 fn detailed_arrays(result: &RunResult) -> Map<String, Value> {
     let error = |record: &Record| match &record.outcome {
         Outcome::Completed => json!(""),

@@ -30,7 +30,6 @@ use super::trial::{
     TrialVerdict,
 };
 
-/// Counted requests of the trial with one stream.
 const STREAM_REQUESTS: usize = 30;
 const STREAM_WARMUP: usize = 2;
 /// The first rate, as a share of the saturated throughput.

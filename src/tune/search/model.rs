@@ -17,9 +17,7 @@ use crate::front::{Weight, pair};
 use crate::setting::Setting;
 use crate::trial::{Outcome, Trial};
 
-/// Settings per dimension at the beginning.
 const DESIGN: usize = 2;
-/// Best predicted settings at the beginning.
 const PREDICTED: usize = 3;
 /// The smallest expected gain of the score: 0.2 %.
 const SMALL: f64 = 0.002;
