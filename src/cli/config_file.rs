@@ -1,7 +1,7 @@
 //! The configuration file that a subcommand reads: `FILE`, `--config FILE`, or else
 //! `./sluice.toml`.
 //!
-//! `check` checks the file that `serve` uses with the same words.
+//! With the same words, `check` checks the file that `serve` uses.
 
 use std::path::{Path, PathBuf};
 

@@ -153,7 +153,7 @@ impl Setup {
     }
 }
 
-/// Header values and passwords in addresses are masked.
+/// The arguments, with header values and passwords in addresses masked.
 fn arguments(given: impl Iterator<Item = String>) -> Vec<String> {
     let masked = |text: &str| format!("{}={MASK}", text.split('=').next().unwrap_or_default());
     let mut header = false;

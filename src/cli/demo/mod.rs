@@ -2,9 +2,9 @@
 //! Ctrl-C.
 //!
 //! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the
-//! same mixed load in each arrangement. The load was measured on two real H200 GPUs: short requests
-//! of 200 prompt and 128 output tokens at 30 per second, long ones of 16,000 and 64 at 2 per
-//! second, both Poisson.
+//! same mixed load in each arrangement. The load was measured on two real H200 GPUs: per second 30
+//! short requests of 200 prompt and 128 output tokens and 2 long requests of 16,000 and 64 tokens,
+//! both Poisson.
 //!
 //! Live engines run in real time, so the latencies include the gateway's own time. The gateway runs
 //! throughout; each arrangement is a new configuration with new engines, measured after a few

@@ -171,7 +171,8 @@ fn run_file(args: &TuneArgs) -> ExitCode {
 }
 
 impl Ended {
-    /// Otherwise the trials are in the journal, and the tuning can be continued.
+    /// Whether the file is at fault. Otherwise the trials are in the journal, and the tuning can
+    /// continue.
     fn is_of_file(&self) -> bool {
         use TuneError::{Died, Engine, Folder, JournalWrite, Ports};
         let outside =
@@ -285,7 +286,7 @@ mod tests {
             let started =
                 at_once(backend.start(&settings[0])).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             assert!(matches!(started, Started::Up { .. }), "{}: {started:?}", path.display());
-            // A value that its key cannot have is found before any engine starts.
+            // A value that the key cannot have is found before any engine starts.
             for setting in settings.iter().step_by(1 + settings.len() / 20) {
                 at_once(backend.start(setting)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             }
