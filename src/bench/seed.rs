@@ -1,7 +1,6 @@
 //! Random number generators, one for each purpose, all derived from the seed of a run.
 //!
-//! More numbers for one purpose do not change the numbers for another purpose, so runs stay
-//! comparable. The numbers are not cryptographic.
+//! More numbers for one purpose do not change the numbers for another, so runs stay comparable.
 
 use sluice_core::base::Rng;
 

@@ -21,7 +21,6 @@ pub(super) fn json(status: &Status) -> String {
     Value::Array(backends.collect()).to_string()
 }
 
-/// The table for a terminal of `width` columns; `None`: any width.
 pub(super) fn table(status: &Status, wide: bool, width: Option<usize>) -> String {
     if wide { wide_table(status) } else { narrow_table(status, width) }
 }

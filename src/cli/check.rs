@@ -22,7 +22,6 @@ use sluice_serve::checks::{self, Purpose};
 
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;
-/// Exit code of wrong usage, as in clap.
 const EXIT_USAGE: u8 = 2;
 
 /// Validate a configuration and print it with all defaults.

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-/// The file that is read if none is named and it exists.
 const DEFAULT_FILE: &str = "sluice.toml";
 
 /// The flags that name the configuration file.

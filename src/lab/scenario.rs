@@ -123,7 +123,6 @@ impl Scenario {
         loaded.map(|loaded| loaded.config).map_err(|problems| LabError::Config(problems.to_string()))
     }
 
-    /// A configuration with one pool of all engines.
     fn one_pool(&self) -> Result<String, LabError> {
         let mut text = format!("[[model]]\nname = \"{0}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n", self.model());
         let engines = self.unconfigured();

@@ -225,7 +225,6 @@ impl Lab {
         models
     }
 
-    /// The index of an adapter in [`adapters`](Self::adapters).
     pub(crate) fn adapter_id(&self, traffic: usize, adapter: u32) -> u32 {
         let name = self.traffic[traffic].workload.adapters.names.get(adapter as usize);
         let all = self.adapters();

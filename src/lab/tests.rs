@@ -44,7 +44,6 @@ fn engines(count: usize, flags: &[&str]) -> Vec<EngineSetup> {
     (0..count).map(|index| EngineSetup::vllm(&format!("gpu{index}"), "h200", None, MODEL, &flags).unwrap()).collect()
 }
 
-/// Thirty short and two long requests per second.
 fn mixed(seconds: u64) -> RunPlan {
     let short = Class::new("short", Length::Exactly(200), Length::Exactly(128), 30.0);
     let long = Class::new("long", Length::Exactly(16_000), Length::Exactly(64), 2.0);

@@ -379,7 +379,6 @@ fn a_front_holds_every_compromise_and_nothing_that_another_setting_beats() {
     assert!(error.contains("use race, random or model"), "{error}");
 }
 
-/// A file for a class with shared prompts.
 fn small(tune: &str) -> TuneFile {
     let class =
         "requests = 60\nrate = 30\nclass = [{ name = \"a\", in = 512, out = 10, prefix_share = 0.5, e2el = \"2s\" }]";

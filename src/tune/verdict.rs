@@ -32,9 +32,7 @@ const LOOKS: usize = 3;
 const CONFIDENCE: f64 = 0.95;
 /// Tolerance of the rate search of a race.
 const COARSE: f64 = 0.05;
-/// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 30;
-/// The most trials of a rate search that predicts.
 const PREDICT_TRIALS: usize = 12;
 /// Tolerance of the rate search of a confirmation.
 const FINE: f64 = 0.025;
@@ -432,7 +430,6 @@ mod tests {
         }
     }
 
-    // Each case is a search.
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(8))]
 

@@ -1,8 +1,7 @@
 //! Several runs in one plot: their names, and their distributions of each measure.
 //!
-//! Often, two runs of one load are compared. Each has a unique name: label and varied setting; if
-//! needed, the file name, and a number. Bounds: [`MOST_RUNS`], as many as there are separate
-//! colours.
+//! Each run has a unique name: label and varied setting; if needed, the file name, and a number.
+//! Bounds: [`MOST_RUNS`], as many as there are separate colours.
 
 use std::path::Path;
 

@@ -17,12 +17,9 @@ use sluice_core::stats::{Estimate, RatioTest, TestState, Trend, proportion};
 
 use super::trial::{TrialKind, TrialRule, TrialVerdict};
 
-/// The longest extension of a proof, in lengths.
 const MAX_EXTENSION: usize = 4;
 const CONFIDENCE: f64 = 0.95;
-/// Share of the length from which a look may hold.
 const EARLIEST: f64 = 0.5;
-/// Multiple of the allowed misses that ends a sample.
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
 const LOOK_ERROR: f64 = 0.05;

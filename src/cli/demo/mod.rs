@@ -81,7 +81,6 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// Prints to stderr, since the opening is no result.
 fn print_opening() {
     let text = format!(
         "Two simulated H200s with an 8B model get, per second, {} short requests (200 tokens in, 128 out) and {} long ones \
@@ -114,7 +113,6 @@ fn print_simulated(args: &DemoArgs, comparison: &Comparison, took: Duration) -> 
     Ok(out.flush()?)
 }
 
-/// Prints to stderr, since the invitation is no result.
 fn print_invitation(args: &DemoArgs, stage: &Stage) {
     let (url, admin, seconds) = (stage.url(), stage.admin(), args.seconds());
     let until = if args.once { "once each" } else { "in turn until Ctrl-C" };

@@ -5,7 +5,6 @@
 
 use serde_json::{Map, Value};
 
-/// The table of the configuration that holds experiments.
 const LIST: &str = "experiment";
 
 pub(super) fn experiment(text: &str) -> Result<Map<String, Value>, String> {

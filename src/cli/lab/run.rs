@@ -152,7 +152,7 @@ fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
     } else {
         table::text(study)
     };
-    // A reader that closes the pipe early (`| head`) is not an error.
+    // A reader that leaves early (`| head`) is no failure.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
 }

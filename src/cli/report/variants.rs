@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use sluice_config::{ArgValue, Pool};
 use sluice_lab::{Scenario, Variant};
 
-/// Most settings that are tried.
 const VARIANTS: usize = 12;
 const POOLS: usize = 16;
 

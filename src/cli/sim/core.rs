@@ -38,7 +38,6 @@ const TAKE: u8 = b't';
 const FREE: u8 = b'f';
 const DONE: u8 = b'd';
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Time for the child to report that it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]

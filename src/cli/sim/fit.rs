@@ -62,7 +62,6 @@ struct FitArgs {
     columns: bool,
 }
 
-/// Runs `sluice sim fit` with the arguments after `fit`.
 pub(super) fn run(args: &[String]) -> ExitCode {
     let command = std::iter::once("sluice sim fit").chain(args.iter().map(String::as_str));
     let args = match FitArgs::try_parse_from(command) {

@@ -46,7 +46,6 @@ fn change_demand(world: &mut World, index: usize) {
     }
 }
 
-/// Begins or ends one fault.
 fn disturb(world: &mut World) {
     let index = world.rng.below(world.gateways.len());
     let (alive, frozen) = (world.gateways[index].alive, world.gateways[index].frozen);

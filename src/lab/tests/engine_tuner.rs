@@ -149,7 +149,6 @@ fn an_engine_restarts_only_in_the_windows_of_the_configuration() {
     }
 }
 
-/// `count` requests, five per second.
 fn requests(count: u64) -> impl Iterator<Item = RecentRequest> {
     let at = |number| Duration::from_millis(200 * number);
     let request = |at| RecentRequest { at, waited: Duration::ZERO, prompt: 500, output: 150, model: None };

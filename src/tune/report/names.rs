@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 
 use crate::setting::{Setting, key_name, name};
 
-/// The longest name in a table, in characters.
 const LONGEST: usize = 48;
 /// The widest column with an unbroken head, in characters.
 const NARROW: usize = 10;
@@ -116,7 +115,6 @@ mod tests {
         assert_eq!(names.head(), ["setting"]);
         assert_eq!(cells.concat(), ["defaults", "max-num-seqs=64", "max-num-seqs=128", "gpu-memory-utilization=0.94"]);
         assert_eq!(names.shared().unwrap(), "every setting but the defaults has gpu-memory-utilization=0.94");
-        // A single setting shares nothing.
         assert_eq!(Names::of(settings[..2].iter()).shared(), None);
     }
 

@@ -1,6 +1,6 @@
 //! A tuning as a page: the answer, all settings, and the objective over each dimension.
 //!
-//! A dot is one setting with a measured value. The layout is from `sluice bench`.
+//! A dot is one setting with a measured value.
 
 use crate::goal::Goal;
 use crate::report::{answer, flags, predicted, table};
