@@ -29,7 +29,7 @@ use crate::usage::{LocalUse, Page};
 
 /// Greatest age of a page when it is asked for: vLLM renews it with each step.
 pub(crate) const PAGE_AGE: Duration = Duration::from_secs(1);
-/// After a longer time without a plan, the times of the last pages count no more.
+/// After a longer time without a plan, the times of the last pages are forgotten.
 const GAP: Duration = Duration::from_secs(2);
 const LOOKS_MAX: usize = 16;
 

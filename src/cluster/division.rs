@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(divide(64, &[claim(99, 3), claim(1, 1)]), [64, 0], "all of it");
     }
 
-    /// Each amount is at most one if units are too few.
+    /// If units are too few, each gateway gets at most one.
     #[test]
     fn a_division_neither_exceeds_the_capacity_nor_leaves_any() {
         let mut rng = sluice_core::base::Rng::new(7);

@@ -360,7 +360,7 @@ impl Member {
         self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
     }
 
-    /// Returns the room on each backend once the write is confirmed.
+    /// Writes this gateway's entry. Returns the room on each backend once the write is confirmed.
     fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
         let old = ledger.gateways.get(&self.id).cloned();
         let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));

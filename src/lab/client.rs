@@ -130,8 +130,8 @@ impl Downstream for LabClient {
 
     async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.count(&bytes);
-        // As in the load generator, a client that leaves before the first token leaves at the first
-        // bytes.
+        // A client that leaves before the first token leaves at the first bytes; in the load
+        // generator at the latest after 100 ms.
         if self.leave_after.is_some_and(|events| self.events >= events) && !more {
             self.left = true;
             return Err(ClientGone);

@@ -62,7 +62,7 @@ pub fn forecast(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer
     };
     let each = question.candidates.iter().zip(&mut candidates);
     let known = each.filter_map(|(one, found)| Some((found.forecast?.loss, one, found)));
-    // Of equal candidates the last one, as the tuner chooses.
+    // Of equal candidates the last one counts, as for the tuner.
     if let Some((_, best, found)) = known.max_by(|one, other| other.0.total_cmp(&one.0)) {
         let under = |limits| absence(&|lab| Some(with_limits(lab, &question.pool, Some(limits))));
         found.absence_with = absence(&|lab| with(best, lab));

@@ -263,7 +263,7 @@ impl Simulation {
         Ok(self.result())
     }
 
-    /// Returns whether an event may have woken a task.
+    /// Processes the events up to `now`. Returns whether one may have woken a task.
     fn process_due(&mut self, now: Duration) -> bool {
         let mut woken = self.cluster.run_due(now);
         while let Some(event) = self.events.take(now) {
@@ -288,7 +288,7 @@ impl Simulation {
         for Ended { traffic, record, conversation, retry_after } in ended {
             self.in_flight.remove(&record.index);
             let completed = record.is_completed();
-            // Without the pause, a client would repeat a request that is refused at once for ever.
+            // Without the pause, a client would repeat a request for ever that is refused at once.
             let at_once = !record.is_failed() && record.ended > record.sent;
             let pause = if at_once { Duration::ZERO } else { retry_after.unwrap_or_default().max(RETRY_AFTER) };
             self.records.push(record);

@@ -42,7 +42,7 @@ pub struct Lab {
     /// Whether the gateway runs the engines. It then gives an engine no more sequences than
     /// `max-num-seqs`.
     pub launched: bool,
-    /// Faults of engines with certain flags, unknown to the tuner.
+    /// Faults of engines with certain flags. The tuner does not know them.
     pub plants: Vec<Plant>,
     /// Simulates for the online tuner; `None`: the tuner acts without forecasts.
     pub forecaster: Option<Forecaster>,
@@ -167,7 +167,7 @@ impl Lab {
         self.addresses().map(drop)
     }
 
-    /// Address and engine's index of each backend, pool by pool.
+    /// Address of each backend and index of the backend's engine, pool by pool.
     pub(crate) fn addresses(&self) -> Result<Vec<(Endpoint, usize)>, LabError> {
         let backends = self.config.pools.iter().flat_map(|pool| &pool.backends);
         let engine = |backend: &sluice_config::Backend| {

@@ -71,7 +71,7 @@ struct RunValues {
 }
 
 impl Study {
-    /// An empty list of measures means the default ones.
+    /// Runs the variants with the seeds. Without measures, the default measures are used.
     pub fn run(
         scenario: &Scenario,
         variants: &[Variant],

@@ -33,7 +33,7 @@ pub(crate) struct TrafficDefaults<'a> {
     pub(crate) model: String,
     /// The duration of a table that has none.
     pub(crate) duration: Option<Duration>,
-    /// Factor for all rates.
+    /// Factor for rates and concurrency.
     pub(crate) load: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! The slow layer of the online tuner on simulated engines.
+//! The slow layer of the online tuner, which changes flags of engines, on simulated engines.
 //!
 //! Restarts change wrong flags, a change that brings a fault is undone, and no request is lost.
 
