@@ -152,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// Certain is stricter than measured, and lost requests exceed every bound.
+        /// A race needs certainty to exceed a bound, and lost requests exceed every bound.
         #[test]
         fn what_is_certainly_exceeded_is_exceeded(
             values in proptest::collection::vec(1.0f64..100.0, 2..9), limit in 1.0f64..100.0, looks in 1usize..5,

@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((resumed.take_loads(&of("a")), trials.len()), (vec![load(1.0), load(2.0)], 1));
         assert!(resumed.take_loads(&of("a")).is_empty(), "they are of one trial only");
         assert!(Journal::resume(&path, &header()).unwrap().0.take_loads(&of("b")).is_empty());
-        // After their trial, loads are not used.
+        // After the end of the trial, the loads are not used.
         journal.append(&trial(1)).unwrap();
         write(&mut journal, of("c"), &[4.0, 5.0]);
         let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();

@@ -1,9 +1,9 @@
 //! Conclusions from an engine's refusal of one setting about other settings.
 //!
 //! If the KV cache is too small for one request of `max-model-len`, vLLM reports the largest length
-//! that fits, so settings with a longer one and the same memory or less are not started. Keys of
-//! the gateway do not matter. A setting without `max-model-len` is started: the model's length is
-//! unknown here.
+//! that fits. So settings with a larger `max-model-len` and the same memory or less are not
+//! started. Keys of the gateway do not matter. A setting without `max-model-len` is started: the
+//! model's length is unknown here.
 
 use crate::setting::{Setting, name};
 use crate::trial::{Outcome, Trial};

@@ -95,7 +95,7 @@ fn every_method_finds_a_setting_near_the_best_and_certifies_what_it_can_do() {
             high += usize::from(certified.rate > capacity(hill(&winner.setting).unwrap(), 0.98));
             assert!(certified.attainment.value >= 0.99, "{certified:?}");
         }
-        // Exponential work is the hardest case: alone, 9 of 100 searches would be too high.
+        // Exponential work is the hardest case: of 100 rate searches alone, 9 would be too high.
         let found = format!("{}: {near} near the best, {right} within 5 %, {high} too high", method.name());
         assert!(near == 4 && right >= 3 && high <= 1, "{found}");
     }
@@ -117,7 +117,7 @@ fn defaults_that_are_as_good_are_called_so() {
 
 #[test]
 fn a_rule_that_excludes_a_better_setting_is_found_out_by_the_check() {
-    // Does not start with 2 of max-loras, but with more: against the rule.
+    // Starts with 3 and 4 of max-loras but not with 2, against the rule.
     let tune = format!("[tune]\nrequests = 400\n{}", dimension("max-loras", 4));
     let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
     let service = |setting: &setting::Setting| match of(setting, "max-loras") as u32 {

@@ -357,7 +357,7 @@ mod tests {
             };
             seeds.filter(ends).count() as f64 / 2000.0
         };
-        // Two looks of three, one side of each interval: at most 1.7 %.
+        // Two of the three looks, one side of each interval: at most 1.7 %.
         assert!(ended(1.0) < 0.025, "{}", ended(1.0));
         assert!(ended(1.5) > 0.95, "{}", ended(1.5));
         assert!(ended(0.7) == 0.0);

@@ -6,6 +6,7 @@
 //! pool has `engine = "auto"`. An alias counts as the aliased model. Different models or context
 //! limits within a pool are named below the table, but are no failure: the gateway sends each
 //! backend only requests that the backend serves.
+//!
 //! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each request, [`BYTES`] of each
 //! response, and the bounds of [`sluice_fleet::read_models`] and [`sluice_fleet::identify`].
 

@@ -1,5 +1,5 @@
-//! Reports of tunings with known outcomes: the order, the place of each number, and nothing that
-//! was not found.
+//! Reports of tunings with known outcomes: the order, the place of each number, and that no number
+//! is made up.
 
 use sluice_core::stats::{Change, Estimate, Sense};
 
