@@ -44,8 +44,8 @@ impl Laboratory {
 
     fn lab(&self, setting: &Setting) -> Result<Lab, LabError> {
         let mut lab = self.scenario.lab(&variant(setting)?)?;
-        // A single engine gets every request, whatever its token ids, and writing them would be
-        // half of the work.
+        // A single engine gets every request, with any token ids, and writing these would be half
+        // of the work.
         for traffic in lab.traffic.iter_mut().filter(|_| lab.engines.len() == 1) {
             if let PromptTokens::Ids(ids) = &mut traffic.workload.tokens {
                 *ids = ids.start..ids.start + 1;

@@ -41,7 +41,7 @@ const LEAVE_WAITING: Duration = Duration::from_millis(100);
 const OPENING: usize = 32;
 /// Time limit for opening connections in advance, so that the first ones do not idle for long.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
-/// The most names of pools, backends and arms.
+/// The most names of pools, backends and arms that are kept.
 const MAX_NAMES: usize = 4_096;
 
 /// How the gateway routed a request, by the response headers. Empty without a gateway.

@@ -15,9 +15,8 @@ use tokenizers::Tokenizer;
 
 use sluice_core::base::Rng;
 
-/// Different words in a text.
 const MAX_WORDS: usize = 512;
-/// If a vocabulary has fewer longer words, single letters are words, too.
+/// If a vocabulary has fewer words of two letters or more, single letters are words, too.
 const FEW_WORDS: usize = 64;
 const REPEATED: usize = 8;
 const SAMPLE: u32 = 2_048;

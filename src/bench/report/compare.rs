@@ -47,7 +47,6 @@ pub struct CompareOptions {
 }
 
 impl Default for CompareOptions {
-    /// Confidence 95 %, margin 5 %, 1 percentage point.
     fn default() -> Self {
         Self { confidence: 0.95, margin: 0.05, points: 0.01 }
     }

@@ -66,7 +66,7 @@ fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
     Some(Fit { start, slope, bend, squared_error })
 }
 
-/// Solves three linear equations by Gaussian elimination with pivoting; `None`: no unique solution.
+/// Gaussian elimination with pivoting; `None`: no unique solution.
 fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     for column in 0..3 {
         let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;

@@ -36,7 +36,6 @@ impl Scale {
         self.log
     }
 
-    /// The position of `value`, limited to the axis.
     pub(super) fn at(&self, value: f64) -> f64 {
         let part = match self.log {
             true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),

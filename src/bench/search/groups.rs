@@ -1,9 +1,9 @@
 //! Groups of requests that are judged separately: each class and, in it, each adapter that is not
 //! rare.
 //!
-//! So a small class or adapter is not sacrificed. Adapters with fewer than [`RARE`] of the requests
-//! form one group with the base model, because judging each of them would take too many requests.
-//! Groups are numbered class by class, beginning with the base model.
+//! So the search does not sacrifice a small class or adapter. Adapters with fewer than [`RARE`] of
+//! the requests form one group with the base model, because judging each of them would take too
+//! many requests. Groups are numbered class by class, beginning with the base model.
 
 use super::judge::Judge;
 use crate::load::workload::Workload;

@@ -1,8 +1,7 @@
 //! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
 //! Everything that needs no server is checked before a request is sent: flags that contradict each
-//! other and data sets that cannot be read are wrong usage. [`Setup::runs`] turns a sweep into one
-//! plan for each run. `requests` builds the workload.
+//! other and data sets that cannot be read are wrong usage. `requests` builds the workload.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -59,7 +59,7 @@ impl Arrangement {
         let [gpu0, gpu1] = [0, 1].map(|index| backend(index, &urls[index]));
         match self {
             Self::RoundRobin => {
-                // More permits than requests, so no limit: only the length that divides short and
+                // More permits than requests, so none waits: the threshold only divides short from
                 // long requests on the live page.
                 let own = "policy = \"round_robin\"\nlong_prefix = { threshold = \"5k\", slots = 4096 }\n";
                 pool(&mut text, "round_robin", own, &[&gpu0, &gpu1]);

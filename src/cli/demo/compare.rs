@@ -1,9 +1,9 @@
-//! The tail latencies of the arrangements next to each other, line by line as measured, and the
+//! The table of tail latencies, with a line as soon as an arrangement is measured, and the
 //! verdict.
 //!
 //! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
 //! The verdict gives the ratio of the first to the last arrangement for each number. If requests
-//! failed, it says so instead, because percentiles are of completed requests.
+//! failed, the verdict says so instead, because percentiles are of completed requests.
 //!
 //! One run of 20 s has about 40 long requests, whose P99 is nearly the slowest of them. The table
 //! demonstrates a pattern; it does not measure a machine.

@@ -115,7 +115,6 @@ pub(super) fn engine_config(args: &[String], seed: u64) -> anyhow::Result<SimCon
     Ok(SimConfig { seed, ..config })
 }
 
-/// The given address, else the usual port, else any free port.
 fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> {
     if let Some(address) = given {
         return free(address).with_context(|| format!("cannot listen on {address}; give another address"));

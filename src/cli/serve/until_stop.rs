@@ -71,7 +71,7 @@ impl Signals {
     }
 }
 
-/// Serves until the end. `program`: the program that SIGUSR2 starts.
+/// `program`: the program that SIGUSR2 starts.
 pub(super) async fn serve(
     mut running: Running,
     door: Option<Door>,

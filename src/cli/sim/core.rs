@@ -105,7 +105,7 @@ pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> 
 pub fn run_child() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let name = if role == "engine" { c"VLLM::EngineCore" } else { c"VLLM::Worker_TP" };
-    // `ps -o comm` shows this name; cosmetic.
+    // `ps -o comm` shows this name.
     let _ = nix::sys::prctl::set_name(name);
     Some(if role == "engine" { engine() } else { worker() })
 }

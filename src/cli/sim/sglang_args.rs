@@ -64,7 +64,7 @@ pub(super) fn read(words: &[String]) -> Result<SglangArgs, String> {
     add("port", flags.get("port").map_or("30000", String::as_str));
     let running = number("max-running-requests")?.unwrap_or(RUNNING);
     if let Some(queued) = number("max-queued-requests")? {
-        // vLLM counts the running ones, too.
+        // vLLM's limit counts running requests, too.
         add("max-num-queued-reqs", &running.saturating_add(queued).to_string());
     }
     // -1: a prompt is one chunk.

@@ -32,7 +32,7 @@ const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Clients that may wait to be accepted, as in uvicorn.
 const BACKLOG: u32 = 2048;
 
-/// Starts, serves and shuts down. With `refusal` the start fails with that error.
+/// With `refusal` the start fails with that error.
 pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> ExitCode {
     let pid = std::process::id();
     let quiet = ["warning", "error", "critical"].contains(&args.text("uvicorn-log-level").unwrap_or("info"));

@@ -286,7 +286,7 @@ mod tests {
             let started =
                 at_once(backend.start(&settings[0])).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             assert!(matches!(started, Started::Up { .. }), "{}: {started:?}", path.display());
-            // A value that the key cannot have is found before any engine starts.
+            // If a value of the space does not fit the key, the start fails.
             for setting in settings.iter().step_by(1 + settings.len() / 20) {
                 at_once(backend.start(setting)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             }

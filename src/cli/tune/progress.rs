@@ -31,7 +31,6 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// `replayed`: trials that are in the journal.
     pub(super) fn new(plan: &Plan, settings: usize, replayed: usize, real: bool) -> Self {
         let grid = matches!(plan.method, Method::Race | Method::Random | Method::AutoTune).then_some(settings);
         let most = plan.budget.trials.into_iter().chain(grid).min();

@@ -66,7 +66,6 @@ weight = 50
 model = "chat"
 "#;
 
-/// Clients that each send one request after the other.
 fn with_clients(concurrency: u32, requests: u64, flags: &[&str]) -> LabRun {
     let mut both = engines(2, &[]);
     both[1] = engines(2, flags).remove(1);

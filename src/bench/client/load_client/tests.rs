@@ -1,4 +1,4 @@
-//! Tests of the client against a scripted server (`mock`) on a loopback port.
+//! Tests of the client against a scripted server (`testing`) on a loopback port.
 
 use super::*;
 use crate::testing::{MockEngine, MockResponse, completion_stream, request};
