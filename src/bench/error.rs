@@ -1,6 +1,6 @@
 //! Invalid settings of a load, found before the first request.
 //!
-//! The record has the reason of a failed request.
+//! The reason of a failed request is in the record.
 
 /// An invalid setting.
 #[expect(missing_docs, reason = "the messages say it")]

@@ -1,8 +1,8 @@
 //! The load generator: sends requests on a schedule and measures the latencies that a client sees.
 //!
 //! It shares no code with the gateway's request path, and fixes the due time of each request before
-//! the run. The result includes the load that was really delivered, and how late the load generator
-//! was.
+//! the run. The result includes the load that was really delivered, and the lag of the load
+//! generator.
 //!
 //! | folder | content |
 //! |---|---|

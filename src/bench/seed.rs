@@ -1,7 +1,6 @@
 //! Random number generators, one for each purpose, all derived from the seed of a run.
 //!
-//! More numbers for one purpose do not change the numbers for another, so runs stay comparable. The
-//! numbers are not cryptographic.
+//! More numbers for one purpose do not change the numbers for another, so runs stay comparable.
 
 use sluice_core::base::Rng;
 
@@ -10,7 +9,7 @@ const STRIDE: u64 = 16;
 
 /// The seed of run number `nth` (from 0) of several runs; `first` is the seed of run 0.
 ///
-/// The purpose is added to the seed, so with adjacent seeds two runs would share numbers and not be
+/// The purpose is added to the seed. So two runs with adjacent seeds would share numbers and not be
 /// independent, as intervals over runs assume.
 pub const fn nth_seed(first: u64, nth: u64) -> u64 {
     first.wrapping_add(nth.wrapping_mul(STRIDE))

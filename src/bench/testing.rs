@@ -18,13 +18,11 @@ use tokio::task::JoinSet;
 use crate::load::length::Length;
 use crate::load::workload::{Class, LoadRequest, Workload};
 
-/// The response to one request.
 #[derive(Clone, Debug)]
 pub struct MockResponse {
     pub status: u16,
     /// Pieces of the body; each is one write.
     pub pieces: Vec<String>,
-    /// Delay before each piece.
     pub pause: Duration,
     /// Header lines, each with CRLF.
     pub headers: String,
@@ -48,20 +46,17 @@ pub fn completion_stream(tokens: u64) -> Vec<String> {
     pieces
 }
 
-/// A workload of one small class.
 pub fn small_workload() -> Workload {
     let class = Class::new("small", Length::Exactly(3), Length::Exactly(2), 1.0);
     Workload::of_classes("m", vec![class], 1)
 }
 
-/// Request 0 of [`small_workload`].
 pub fn request() -> LoadRequest {
     small_workload().request(0)
 }
 
 type Script = Arc<dyn Fn(u64) -> MockResponse + Send + Sync>;
 
-/// The server, which stops when dropped.
 pub struct MockEngine {
     address: SocketAddr,
     script: Script,
@@ -108,7 +103,6 @@ impl MockEngine {
         self.counts.connections.load(Ordering::SeqCst)
     }
 
-    /// The JSON bodies received so far.
     pub fn bodies(&self) -> Vec<serde_json::Value> {
         self.counts.bodies.lock().iter().map(|body| serde_json::from_slice(body).unwrap()).collect()
     }

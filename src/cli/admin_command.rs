@@ -35,7 +35,6 @@ pub(super) fn usage(error: &impl Display) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Writes an error to stderr.
 pub(super) fn exit_code(result: Result<(), impl Display>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -235,7 +235,7 @@ pub(in crate::cli) async fn post(client: &AdminClient, path: &Path, action: &str
     client.post_within(&path, RESTART_TIMEOUT).await
 }
 
-/// The gateway refuses a restart during the ramp.
+/// Waits for the end of a ramp, during which the gateway refuses a restart.
 async fn ramp_ends(client: &AdminClient, path: &Path) -> Result<(), Failed> {
     let is_over = |backend: &BackendStatus| {
         let in_ramp = backend.engine.as_ref().is_some_and(|engine| engine.step == "ramp");
@@ -291,7 +291,7 @@ impl ProgressLine {
         let terminal = std::io::stderr().is_terminal();
         let line = match &backend.engine {
             Some(engine) if terminal => format!("{path}: {}, {} in flight", activity(engine), backend.in_flight),
-            // Without the seconds, so that a phase has one line.
+            // Without the seconds, so that each phase has one line.
             Some(engine) => format!("{path}: {}", activity(engine).split(',').next().unwrap_or_default()),
             None => format!("{path}: {}, {} in flight", backend.state, backend.in_flight),
         };

@@ -1,8 +1,8 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
 //! On a terminal the table fits the width; if a column of addresses does not fit, each address
-//! stands below the backend's name. Below is a line for each engine that does not serve, with the
-//! cause and the remedy. Past failures appear only with `--wide`.
+//! stands below the backend's name. Below the table is a line for each engine that does not serve,
+//! with the cause and the remedy. Past failures appear only with `--wide`.
 
 use comfy_table::presets::{NOTHING, UTF8_HORIZONTAL_ONLY};
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, Width};
@@ -21,7 +21,6 @@ pub(super) fn json(status: &Status) -> String {
     Value::Array(backends.collect()).to_string()
 }
 
-/// The table for a terminal of `width` columns; `None`: any width.
 pub(super) fn table(status: &Status, wide: bool, width: Option<usize>) -> String {
     if wide { wide_table(status) } else { narrow_table(status, width) }
 }
@@ -41,7 +40,7 @@ fn narrow_table(status: &Status, width: Option<usize>) -> String {
     if notes.is_empty() { table.to_string() } else { format!("{table}\n\n{notes}") }
 }
 
-/// Without a column of their own, addresses stand below the names.
+/// Without `address_column`, addresses stand below the names.
 fn backends(status: &Status, width: Option<usize>, address_column: bool) -> Table {
     let mut table = fitted(UTF8_HORIZONTAL_ONLY, width);
     let mut header = vec!["backend", "state", "in flight", "engine", "restarts", "last change"];
@@ -69,7 +68,7 @@ fn backends(status: &Status, width: Option<usize>, address_column: bool) -> Tabl
     table
 }
 
-/// The columns in which no address is broken, and no name of up to [`NAME_WIDTH`] characters.
+/// Columns that break no address, and no name of up to [`NAME_WIDTH`] characters.
 fn name_column(status: &Status) -> u16 {
     let needed = all(status).map(|(pool, backend)| {
         let name = pool.chars().count() + 1 + backend.name.chars().count();

@@ -41,11 +41,11 @@ pub(super) async fn run(
     }
     let mut failures = 0;
     loop {
-        // A reader that left, such as head, ends the command.
+        // If the reader of stdout has left, such as `head`, the command ends.
         if print(&read.lines).is_err() || !args.follow {
             return Ok(());
         }
-        // More lines may be waiting than fit one response.
+        // After a full response, more lines may be waiting.
         if read.lines.len() < LOG_LINES_MAX {
             tokio::time::sleep(POLL_INTERVAL).await;
         }

@@ -5,7 +5,7 @@
 //! or masked. Warnings and errors go to stderr. A start and a reload make the same checks
 //! ([`checks`]).
 //!
-//! No socket is bound and no engine started; a program of `launch` runs only with `--help=all`, and
+//! No socket is bound and no engine started. The program of a `launch` runs only with `--help`, and
 //! is named on stderr after 20 s without flags. Only `--probe` contacts backends
 //! (`check/probe.rs`), instead of printing. Exit codes: 0 valid; 1 a backend is not as configured
 //! (`--probe`); 2 wrong usage; 78 not valid.
@@ -22,7 +22,6 @@ use sluice_serve::checks::{self, Purpose};
 
 /// Exit code of a configuration error (`EX_CONFIG` of sysexits.h).
 pub const EXIT_CONFIG: u8 = 78;
-/// Exit code of wrong usage, as in clap.
 const EXIT_USAGE: u8 = 2;
 
 /// Validate a configuration and print it with all defaults.
@@ -91,7 +90,7 @@ fn checked(loaded: &Loaded) -> Result<Vec<String>, Problems> {
     }
 }
 
-/// Writes warnings, the configuration unless the backends are queried instead, and "ok".
+/// Writes warnings, the configuration unless `--probe` is given, and "ok".
 fn report(args: &CheckArgs, loaded: &Loaded, out: &mut dyn Write, err: &mut dyn Write) {
     let mut warnings = String::new();
     let _ = Problems::write_warnings(&mut warnings, &loaded.source, &loaded.warnings);

@@ -1,11 +1,10 @@
 //! The configuration file that a subcommand reads: `FILE`, `--config FILE`, or else
 //! `./sluice.toml`.
 //!
-//! `check` checks the file that `serve` uses with the same words.
+//! With the same words, `check` checks the file that `serve` uses.
 
 use std::path::{Path, PathBuf};
 
-/// The file that is read if none is named and it exists.
 const DEFAULT_FILE: &str = "sluice.toml";
 
 /// The flags that name the configuration file.

@@ -51,7 +51,7 @@ mod tests {
             let path: Vec<&str> = path.iter().map(String::as_str).collect();
             let (_, lines) = examples().find(|(other, _)| *other == path).unwrap_or_else(|| panic!("{path:?}"));
             for example in lines.lines() {
-                // The shell would take a redirection or pipe away.
+                // The shell would take away a redirection or a pipe.
                 let words = example.split_whitespace().take_while(|word| !["<", ">", "|"].contains(word));
                 let words: Vec<&str> = words.collect();
                 assert!(words[1..].starts_with(&path), "{example} is not of {path:?}");

@@ -1,7 +1,7 @@
 //! The progress of a load generator on the terminal; nothing if stderr is not a terminal.
 //!
-//! Shows a bar; counts of sent, open and failed requests; and from the last ten seconds the
-//! completed requests per second and a histogram of TTFT, if there is room. The lines are redrawn
+//! Shows a bar, counts of sent, open and failed requests, and from the last ten seconds the
+//! completed requests per second and, if there is room, a histogram of TTFT. The lines are redrawn
 //! in place every [`REFRESH`].
 
 use std::fmt::Write as _;
@@ -59,7 +59,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // The task might clear the lines only after the next text is printed.
+        // The task might clear the lines only after the next text has been printed.
         drop(self.live.lock().take());
         if let Some(task) = self.task.take() {
             task.abort();

@@ -1,4 +1,4 @@
-//! The command line: one file per subcommand.
+//! The command line: one file or folder for each subcommand.
 //!
 //! Each has a clap `Args` struct and a `run` that returns the exit code: 0 ok, 1 failed while
 //! running, 2 wrong usage (as in clap), 78 configuration error. Results go to stdout, everything

@@ -1,7 +1,7 @@
 //! The end of a command's runtime.
 //!
-//! Every command with threads ends the runtime here, because other ways may crash: [`end`] says
-//! why. Bound: [`BLOCKED_MAX`].
+//! Every command with threads ends the runtime here, because other ways may crash ([`end`]). Bound:
+//! [`BLOCKED_MAX`].
 
 use std::time::Duration;
 

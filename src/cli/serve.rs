@@ -1,10 +1,10 @@
 //! `sluice serve`: runs the gateway until a signal stops it.
 //!
-//! - SIGTERM, SIGINT: stop in order. A second one (a SIGTERM only if a second or more after the
+//! - SIGTERM, SIGINT: stop in order. A second signal (a SIGTERM only if a second or more after the
 //!   first) ends running requests with an error event and gives engines two seconds before they are
-//!   killed. A third one ends the gateway at once; it names the engines that it leaves.
+//!   killed. A third signal ends the gateway at once; it names the engines that it leaves.
 //! - SIGHUP: reload the configuration file. SIGUSR1: reopen the access log and the records.
-//! - SIGUSR2: start the program file with `--upgrade`. The new process takes over, and this one
+//! - SIGUSR2: start the program file with `--upgrade`. The new process takes over, and this process
 //!   ends with its last request.
 //!
 //! SIGTERM and SIGINT end the start while the configuration is checked; with `--upgrade` until the
@@ -78,7 +78,7 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
-    // Read before an upgrade replaces the file.
+    // Found before an upgrade replaces the file.
     let program = std::env::current_exe();
     if let Err(error) = survive_signals() {
         return exit_code(Err(format!("cannot handle signals: {error}")));
@@ -124,8 +124,8 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     }
 }
 
-/// Keeps SIGUSR1 and SIGUSR2 from ending the process, their default: tokio's handler stays after
-/// this runtime is gone. Blocked signals would stay blocked in engines, too.
+/// Keeps SIGUSR1 and SIGUSR2 from ending the process, as they do by default: tokio's handler stays
+/// after this runtime is gone. If they were blocked, they would stay blocked in engines, too.
 fn survive_signals() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _context = runtime.enter();
@@ -133,8 +133,8 @@ fn survive_signals() -> std::io::Result<()> {
     signal(SignalKind::user_defined2()).map(drop)
 }
 
-/// The name of the configuration in the log: a file has the whole path, because a relative one does
-/// not name the folder.
+/// The name of the configuration in the log. A file has the whole path: a relative path does not
+/// name the folder.
 fn whole_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
@@ -157,7 +157,7 @@ fn load(args: &ServeArgs, file: Option<PathBuf>) -> Result<(Loaded, Source), Pro
 }
 
 async fn check_and_serve(loaded: Loaded, source: Source, upgrade: bool, program: Option<PathBuf>) -> ExitCode {
-    // First, because a signal during the start must not kill the process.
+    // This comes first, because a signal during the start must not kill the process.
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {

@@ -2,8 +2,8 @@
 //!
 //! Prints a line for each pool, a table of all backends, and the reasons of backends that are not
 //! ready. `--json` prints the JSON as received. `--watch` repeats every second until Ctrl-C, also
-//! while the gateway does not respond, since it may be restarting. Rates, latencies and counts are
-//! of the last five minutes, of requests that belong to the pool.
+//! while the gateway does not respond: it may be restarting. Rates, latencies and counts are of the
+//! last five minutes, of requests that belong to the pool.
 //!
 //! Exit codes: 0 printed; 1 no valid response (the message gives the remedy); 2 wrong usage.
 
@@ -205,8 +205,8 @@ fn share(backend: &BackendStatus) -> Option<String> {
     (!smaller.is_empty()).then(|| smaller.join(", "))
 }
 
-/// Silence of an engine with requests in flight that is worth a line, seconds; longer than a long
-/// prefill.
+/// Seconds without bytes from an engine with requests in flight that are worth a line: longer than
+/// a long prefill.
 const SILENCE_SHOWN: f64 = 10.0;
 
 /// Why a backend is not ready, or the activity of its engine.
@@ -242,8 +242,8 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-/// If it does not fit the terminal, it has no addresses; `sluice backend list` shows addresses in
-/// every width.
+/// The table of backends. If addresses do not fit the terminal, they are left out; `sluice backend
+/// list` shows addresses in every width.
 fn table(status: &Status, style: Style) -> Table {
     // Colours are characters, too, so the plain table is measured.
     let plain = table_with(status, Style { colours: false, ..style }, true);

@@ -1,9 +1,9 @@
 //! The terminal: the width, and a few lines that are redrawn in place.
 //!
-//! Results on stdout are fitted to the terminal. Without one, text has any width, so that a line
-//! can be searched for; tables of measurements fit `COLUMNS`, or 80 columns. Progress is drawn on
-//! stderr: [`LiveLines`] moves the cursor up to the first line and clears from there. Bounds: the
-//! lines of the screen, each cut at the screen's width.
+//! Results on stdout are fitted to the terminal. Without a terminal, text has any width, so that a
+//! line can be searched for, and tables of measurements fit `COLUMNS`, or 80 columns. Progress is
+//! drawn on stderr: [`LiveLines`] moves the cursor up to the first line and clears from there.
+//! Bounds: the lines of the screen, each cut at the screen's width.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -27,8 +27,7 @@ pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
     }
 }
 
-/// The columns for a table that is divided if it is too wide: of the terminal, else `COLUMNS`, else
-/// 80.
+/// Columns for a table that is divided if it is too wide: of the terminal, else `COLUMNS`, else 80.
 pub(super) fn table_width() -> usize {
     stdout_width().unwrap_or_else(|| columns_of(std::env::var("COLUMNS").ok().as_deref()))
 }
@@ -59,8 +58,8 @@ impl<W: Write> LiveLines<W> {
     /// failed write loses only progress.
     pub(super) fn draw(&mut self, lines: &[String], (columns, rows): (usize, usize)) {
         self.clear();
-        // One row is left for the cursor, and one column, because some terminals begin a new row at
-        // the last one.
+        // One row is left for the cursor. One column is left, because some terminals begin a new
+        // row at the last column.
         for line in lines.iter().take(rows.saturating_sub(1)) {
             let _ = writeln!(self.out, "{}", cut(line, columns.saturating_sub(1)));
             self.drawn += 1;

@@ -1,9 +1,9 @@
-//! The work that owners of requests have had at each gateway, which fair queues of several gateways
-//! share.
+//! The engine work charged to owners of requests at each gateway. The fair queues of all gateways
+//! use it.
 //!
-//! Each gateway writes sums, and the others count the growth of each sum: a failed renewal loses no
-//! work. Bounds: the sums of all gateways take an eighth of an object. The smallest sums are left
-//! out: owners with little work are served early anyway.
+//! Each gateway writes sums, and the others count the growth of each sum, so a failed renewal loses
+//! no work. Bounds: the sums of all gateways take an eighth of an object. The smallest sums are
+//! left out, because owners with little work are served early anyway.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const SUM: usize = 44;
 /// JSON bytes of a pool, without the name.
 const POOL: usize = 6;
 
-/// The largest sums, as many as one of `gateways` gateways may write.
+/// The largest sums, as many as each of `gateways` gateways may write.
 pub(crate) fn bounded(attained: &Attained, gateways: usize) -> Attained {
     let mut left = BYTES_MAX / 8 / gateways.max(1);
     let sums = attained.iter().flat_map(|(pool, owners)| owners.iter().map(move |(owner, sum)| (*sum, pool, *owner)));

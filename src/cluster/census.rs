@@ -1,4 +1,4 @@
-//! Bounds the requests that silent gateways (lease over) may still have running on an engine.
+//! Bounds the requests that silent gateways may still have running on an engine.
 //!
 //! ```text
 //!   left(t) = running(t) - the sum over the other gateways of the sequences
@@ -7,15 +7,16 @@
 //!
 //! The engine reports `running(t)` on a page, with `t` at most [`PAGE_AGE`] before the request for
 //! the page. The other terms are bounded from below: each gateway publishes, window by window, the
-//! fewest of its sequences that the engine had for sure. A sample is judged once this member, at
-//! least [`END_AGE`] after `t`, and then every other gateway has written: compare-and-swap orders
-//! these writes, so the published windows contain `t` and `t + END_AGE`. A gateway that wrote more
-//! windows than it publishes counts as 0.
+//! fewest of its sequences that the engine had for sure.
 //!
-//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing, so a bound holds until the
-//! beat of that entry changes, because another gateway is added. A sample gives the bound for the
-//! beat of [`UNEXPLAINED`] that the plan before the sample saw. Under load, sequences that just
-//! started may stay unexplained until a calm moment.
+//! A sample is judged after this member has written, at least [`END_AGE`] after `t`, and then every
+//! other gateway has. Compare-and-swap orders these writes, so the published windows contain `t`
+//! and `t + END_AGE`. A gateway that wrote more windows since than it publishes counts as 0.
+//!
+//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing. So a bound holds until
+//! another gateway joins them, which changes the entry's beat. A sample bounds the gateways that
+//! the entry had at the plan before the sample. Under load, sequences that just started may stay
+//! unexplained until a calm moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -28,7 +29,7 @@ use crate::usage::{LocalUse, Page};
 
 /// Greatest age of a page when it is asked for: vLLM renews it with each step.
 pub(crate) const PAGE_AGE: Duration = Duration::from_secs(1);
-/// A longer time without a plan is also one without pages.
+/// After a longer time without a plan, the times of the last pages are forgotten.
 const GAP: Duration = Duration::from_secs(2);
 const LOOKS_MAX: usize = 16;
 
@@ -59,7 +60,7 @@ pub(crate) struct Census {
     sample: Option<Sample>,
     /// The beat of [`UNEXPLAINED`] and the most sequences left at that beat, by backend.
     bounds: BTreeMap<String, (u64, u64)>,
-    /// When an engine last sent a page, or since when it has been asked.
+    /// When an engine last sent a page, or else since when this member has asked for one.
     pages: BTreeMap<String, Duration>,
     /// The last plans, latest first.
     looks: VecDeque<Look>,
@@ -133,19 +134,19 @@ impl Census {
         }
     }
 
-    /// This member's write, sent at `sent`, was confirmed.
+    /// The store confirmed this member's write, sent at `sent`.
     pub(crate) fn wrote(&mut self, sent: Duration, ledger: &Ledger) {
         if let Some(sample) = self.sample.as_mut().filter(|sample| sent >= sample.at + END_AGE) {
             sample.after.get_or_insert_with(|| beats(ledger));
         }
     }
 
-    /// When the engine last sent a page, or since when it has been asked.
+    /// When the engine last sent a page, or else since when this member has asked for one.
     pub(crate) fn page(&self, backend: &str) -> Option<Duration> {
         self.pages.get(backend).copied()
     }
 
-    /// The most sequences of silent gateways at this beat, if known.
+    /// The most sequences of the silent gateways at this beat of their entry, if known.
     pub(crate) fn left(&self, backend: &str, beat: u64) -> Option<u64> {
         self.bounds.get(backend).filter(|(known, _)| *known == beat).map(|(_, left)| *left)
     }
@@ -160,8 +161,9 @@ impl Sample {
 
     /// The fewest sequences on a backend that belonged to gateways which renew.
     ///
-    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise one that began after
-    /// the page could replace one that ended unseen before it, and hide a silent gateway's request.
+    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise a sequence that began
+    /// after the page could replace one that ended before it, unseen, and hide a silent gateway's
+    /// request.
     fn explained(&self, own: &str, backend: &str, ledger: &Ledger, over: &BTreeSet<String>) -> u64 {
         let settled = others(own, ledger, over).filter_map(|(id, entry)| {
             let windows = usize::try_from(entry.beat.checked_sub(*self.before.beats.get(id)?)?).ok()?;

@@ -1,14 +1,14 @@
 //! Backends to which no gateway may send requests, because one gateway drains or restarts their
 //! engines.
 //!
-//! That gateway writes the closed backends with each renewal. A gateway that has read them sends
-//! nothing there before its next write, and a write replaces only a state that was read. So a
-//! gateway whose beat exceeds the beat at the closing has no request left there when its entry
-//! shows no slots in use. For silent gateways (lease over), [`UNEXPLAINED`](crate::UNEXPLAINED)
-//! shows the slots that the engine may still run.
+//! That gateway writes the closed backends with each renewal. Another gateway that has read them
+//! stops sending there before the next write, and a write replaces only a state that was read. So a
+//! gateway whose beat has passed the beat at the closing, and whose entry shows no slots in use,
+//! has no request left there. For silent gateways, [`UNEXPLAINED`](crate::UNEXPLAINED) shows the
+//! slots that the engine may still run.
 //!
-//! A closing is lost with the object, or when a program writes that does not know the field; then
-//! the gateway writes it again.
+//! A closing is lost with the object, or when a program that does not know the field writes. Then
+//! the gateway writes the closing again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,14 +17,14 @@ use crate::ledger::{Entry, Ledger, is_gateway};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closing {
-    /// The other gateways, by backend; `None`: the closing is not written yet.
+    /// The other gateways, by closed backend; `None`: the closing is not written yet.
     backends: BTreeMap<String, Option<Others>>,
 }
 
-/// The other gateways, in view of one closed backend.
+/// The other gateways, as far as they concern one closed backend.
 #[derive(Clone, Debug)]
 struct Others {
-    /// Gateways that may not know of the closing, with their beats then.
+    /// Gateways that may not know of the closing, with their beats at the closing.
     unaware: BTreeMap<String, u64>,
     /// Whether other entries showed requests there at the last read.
     run: bool,
@@ -69,7 +69,6 @@ impl Closing {
         }
     }
 
-    /// The closed backends that all other gateways have left.
     pub(crate) fn left(&self) -> BTreeSet<String> {
         let has_left = |others: &Others| others.unaware.is_empty() && !others.run;
         let left = self.backends.iter().filter(|(_, others)| others.as_ref().is_some_and(has_left));

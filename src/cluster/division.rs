@@ -1,12 +1,13 @@
 //! Divides a limit among gateways by demand, in whole units (max-min fairness with a floor).
 //!
 //! - Each gateway gets the demanded amount and an eighth more, and an even part of the rest. If the
-//!   sum exceeds the limit, all get the same amount, except gateways that want less.
-//! - A gateway without demand gets an eighth of an even share, and at least one unit if there are
-//!   enough for all: it can admit a first request at once.
-//! - A gateway whose largest request needs more than this gets as much as it needs: one gateway at
-//!   a time, the first in the line.
-//! - If units are fewer than gateways that want one, the first in the line get one each.
+//!   sum exceeds the limit, all get the same amount, except gateways that want less: they get the
+//!   smaller amount.
+//! - Every gateway counts as wanting at least an eighth of an even share, and one unit if there are
+//!   enough for all: an idle gateway can admit a first request at once.
+//! - A gateway whose largest waiting request exceeds this amount gets that request's size: one
+//!   gateway at a time, the first in the line.
+//! - If fewer units exist than gateways that want one, the first in the line get one each.
 //!
 //! All gateways divide the same ledger alike, so their shares converge without overshooting.
 
@@ -15,15 +16,13 @@
 pub struct Claim {
     /// Amount in use, plus the amount for which requests wait.
     pub wanted: u64,
-    /// The largest waiting request.
+    /// The size of the largest waiting request.
     pub need: u64,
     /// Place in the line, the smallest first.
     pub since: u64,
 }
 
-/// Part of an even share that is the floor.
 const FLOOR: u64 = 8;
-/// Part of the demand that is the headroom.
 const HEADROOM: u64 = 8;
 
 /// One amount for each claim. The amounts sum to `capacity`, unless there are no claims.
@@ -63,7 +62,7 @@ fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     let mut divided = vec![0; wants.len()];
     let mut left = capacity;
     let want = |index: usize| wants[index].unwrap_or(0);
-    // Each round settles claims that want at most an even share of the rest.
+    // Each round settles the claims that want at most an even share of the rest.
     while let Some(level) = left.checked_div(open.len() as u64) {
         let (settled, rest): (Vec<usize>, Vec<usize>) = open.iter().partition(|index| want(**index) <= level);
         if settled.is_empty() {
@@ -124,7 +123,7 @@ mod tests {
         assert_eq!(divide(64, &[claim(99, 3), claim(1, 1)]), [64, 0], "all of it");
     }
 
-    /// Each amount is at most one if units are too few.
+    /// If units are too few, each gateway gets at most one.
     #[test]
     fn a_division_neither_exceeds_the_capacity_nor_leaves_any() {
         let mut rng = sluice_core::base::Rng::new(7);

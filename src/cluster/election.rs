@@ -5,10 +5,10 @@
 //! - A candidate leads after the store has confirmed a write with its identity over the state that
 //!   it read. The term lasts [`TERM`] of the lease, on the candidate's clock from when that write
 //!   was *sent*.
-//! - Others take the lead only after they saw the same version for longer than the lease, on their
-//!   own clocks. So at least a tenth of the lease lies between two terms, even if one clock is a
-//!   tenth too slow and the other a tenth too fast.
-//! - A leader that finds another's record stops at once.
+//! - Other candidates take the lead only after they saw the same version for longer than the lease,
+//!   on their own clocks. So at least a tenth of the lease lies between two terms, even if one
+//!   clock is a tenth too slow and the other a tenth too fast.
+//! - A leader that reads another candidate's record stops at once.
 //!
 //! Pure: no clock, I/O or randomness. Times are on the candidate's monotonic clock.
 
@@ -100,8 +100,8 @@ impl Candidate {
     /// Notes the record and version that were read (`None`: no object) at `now`, at the time of day
     /// `time`. Returns the record to write over that version, if any.
     ///
-    /// Absence has no version to watch, so instead of a missing object a candidate first writes a
-    /// record without a holder and waits for a lease. Only a released record ([`RELEASED`]) is
+    /// A missing object has no version to watch. So a candidate that finds none first writes a
+    /// record without a holder, and waits for a lease. Only a released record ([`RELEASED`]) is
     /// taken at once.
     pub fn found(&mut self, now: Duration, found: Option<(&LeaseRecord, &str)>, time: &str) -> Option<LeaseRecord> {
         let version = found.map(|(_, version)| version.to_owned());
@@ -111,7 +111,7 @@ impl Candidate {
         };
         self.seen = Some(Seen { version, since });
         let Some((record, _)) = found else {
-            // Only the record was lost: the leader goes on.
+            // A leader goes on: only the record was lost.
             let holder = self.leads(now).then(|| self.id.clone());
             return (!self.resigned).then(|| self.new_record(holder, time));
         };
@@ -171,7 +171,7 @@ impl Candidate {
 
     fn own(&self, before: &LeaseRecord, time: &str) -> LeaseRecord {
         let (new, stays) = (self.new_record(Some(self.id.clone()), time), before.holder() == Some(&*self.id));
-        // A record made without a holder.
+        // A record that was made without a holder.
         let is_first = before.acquire_time.is_none() && before.holder().is_none();
         LeaseRecord {
             acquire_time: if stays { before.acquire_time.clone() } else { new.acquire_time },
@@ -189,7 +189,7 @@ impl Candidate {
         }
     }
 
-    /// The lease in seconds, rounded up, and above a released record's.
+    /// The lease in seconds, rounded up, and more than in a released record.
     fn seconds(&self) -> u32 {
         let whole = self.lease.as_secs() + u64::from(self.lease.subsec_nanos() > 0);
         u32::try_from(whole).unwrap_or(u32::MAX).max(RELEASED + 1)

@@ -1,7 +1,7 @@
 //! A gateway's claim to the limits of an API key, as the ledger stores it.
 //!
-//! `keys.rs` divides the limits. The units must mean the same at all gateways. The last unit is a
-//! separate JSON member, absent if 0, so that earlier versions can read the others.
+//! `keys.rs` divides the limits. A unit must mean the same at all gateways. The last unit is a
+//! separate JSON member, absent if 0, so that earlier versions can read the other units.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,7 +59,7 @@ impl KeyClaim {
         name.len() + 120
     }
 
-    /// A claim that wants nothing need not be written.
+    /// Whether the claim wants nothing, and so need not be written.
     pub fn is_none(&self) -> bool {
         self.wanted == [0; UNITS]
     }

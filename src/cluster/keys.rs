@@ -1,13 +1,13 @@
 //! Divides the limits of API keys among gateways, by stated demand.
 //!
 //! Once a renewal with a gateway's claims is written, the gateway uses its part of the
-//! [division](crate::division), less the amounts that others use above their parts. A part grows
-//! without waiting for another to shrink: while demand moves, gateways may begin more than the
-//! limit for one renewal, at most the sum of the parts before and after. The excess counts until
-//! its requests end. After the lease, the requests of a silent gateway are not counted; in mode
-//! `keep` it goes on using its last part.
+//! [division](crate::division), less the amounts that other gateways use above their parts. A part
+//! grows before another has shrunk: while demand moves, the gateways may begin more than the limit
+//! for one renewal, at most the sum of the parts before and after. The excess counts until the
+//! requests end. After the lease, the requests of a silent gateway are not counted; in mode `keep`
+//! it goes on using the last part.
 //!
-//! Bounds: all claims take a quarter of an object; the claims with the smallest demand are left
+//! Bounds: all claims take a quarter of an object. The claims with the smallest demand are left
 //! out, and count as no demand.
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::ledger::{BYTES_MAX, Entry, Ledger, is_gateway};
 /// Writes by each gateway during which the first in the line for a scarce unit stays first.
 const TURN: u64 = 4;
 
-/// The largest claims, as many as one of `gateways` gateways may write.
+/// The largest claims, as many as each of `gateways` gateways may write.
 pub(crate) fn bounded(claims: &BTreeMap<String, KeyClaim>, gateways: usize) -> BTreeMap<String, KeyClaim> {
     let mut left = BYTES_MAX / 4 / gateways.max(1);
     let mut by_demand: Vec<(&String, &KeyClaim)> = claims.iter().collect();

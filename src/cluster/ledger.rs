@@ -25,15 +25,15 @@ pub const BYTES_MAX: usize = 1 << 20;
 /// The member that replaces a missing object puts the limit, less its own share, into this entry,
 /// which is taken back like the shares of a silent gateway. Other members move their last shares
 /// from it to themselves, but only during their lease, even in mode `keep`: later, other gateways
-/// may have received these shares. Members without a share admit nothing new until this entry is
-/// free: after an outage longer than the lease, in 1.25 leases and some seconds.
+/// may have received these shares. A member without a share admits nothing new until this entry is
+/// free. After an outage longer than the lease, this takes 1.25 leases and some seconds.
 pub const EARLIER: &str = "#earlier";
 /// The entry for capacity that requests of silent gateways may still use.
 pub const UNEXPLAINED: &str = "#unexplained";
 /// Time windows in a holding; see `census.rs`.
 pub const WINDOWS: usize = 12;
-/// Most backends in a ledger. Beyond that, the first by name is dropped and counts as a backend of
-/// a lost object.
+/// Most backends in a ledger. For another backend, the first by name is dropped, and counts as a
+/// backend of a lost object.
 pub const BACKENDS_MAX: usize = 1_024;
 
 /// Whether an entry belongs to a gateway.
@@ -61,7 +61,7 @@ pub struct Ledger {
 pub struct Entry {
     /// Grows with every renewal.
     pub beat: u64,
-    /// Milliseconds for which a renewal is valid on the gateway's clock, from when it was sent.
+    /// Milliseconds for which a renewal is valid on the gateway's clock, from the time of sending.
     pub lease_ms: u64,
     /// Whether the gateway keeps using the last shares after the lease.
     pub keeps: bool,
@@ -94,7 +94,7 @@ pub struct Holding {
     pub wanted: Amounts,
     /// The largest request that waited, by unit.
     pub need: Amounts,
-    /// The write at which the gateway joined the line for more, by unit; 0: it wants nothing.
+    /// The write at which the gateway joined the line, by unit; 0: it is not in the line.
     pub since: [u64; 4],
     /// The fewest sequences that the engine had for sure, by window, latest first.
     pub settled: [u64; WINDOWS],

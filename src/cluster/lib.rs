@@ -12,21 +12,21 @@
 //! | share | the part of a backend's limits that a gateway holds in the [`Ledger`] |
 //! | lease | time for which a renewal is valid, on the sender's clock from when it was sent |
 //! | beat | a counter that grows with each renewal of a gateway |
-//! | silent | said of a gateway whose beat stood still for longer than the lease |
+//! | silent | said of a gateway whose beat stood still until the lease was surely over |
 //! | page | an engine's report of the sequences that it has |
-//! | line | the gateways that want more of a unit, in the order in which they began to |
+//! | line | the gateways that use or want a unit, in the order of their turns (`line`) |
 //!
 //! - A write replaces only the state that a [`Member`] read, and raises no sum of shares above the
 //!   limit.
-//! - A member obeys a lower share before sending it, and a higher one once confirmed. Until the
-//!   outcome of a write is known, the smaller share counts. A read may be stale, so it raises no
-//!   share.
-//! - Shares of a silent gateway are freed as far as other gateways explain the engine's load
-//!   (`census`).
-//! - After the lease, see [`Rules`]; after a loss of the object, see [`EARLIER`].
+//! - A member obeys a lower share before it sends that share, and a higher share once the store has
+//!   confirmed it. Until the outcome of a write is known, the smaller share counts. A read may be
+//!   stale, so it raises no share.
+//! - Shares of a silent gateway are freed as far as the requests of the other gateways explain the
+//!   engine's load (`census`).
+//! - For the time after the lease, see [`Rules`]; after a loss of the object, see [`EARLIER`].
 //!
 //! API keys have simpler rules ([`keys`]). Fair queues share each owner's work ([`attained`]). One
-//! gateway may lead ([`election`]). Pure: no clock, I/O or randomness; times are on the member's
+//! gateway may lead ([`election`]). No clock, I/O or randomness is used: times are on the member's
 //! monotonic clock. Bounds: [`GATEWAYS_MAX`].
 
 pub mod amounts;

@@ -1,18 +1,18 @@
-//! The line of gateways that want more of a unit than they have.
+//! The order in which gateways get a scarce unit of a backend.
 //!
-//! A gateway joins at the write at which it begins to want something, and leaves when it wants
-//! nothing. After it had enough for its largest request during [`TURN`] writes of each gateway, it
-//! goes to the end, so that a scarce unit goes round. All gateways see the writes alike.
+//! A gateway joins the line with the write in which it first uses a unit or waits for it, and
+//! leaves when it does neither. After a share was enough for the largest waiting request during
+//! [`TURN`] writes of each gateway, the gateway goes to the end: a scarce unit goes round.
 
 use crate::amounts::{Amounts, Unit};
 
-/// Writes by each gateway for which one that has enough keeps its place.
+/// Writes by each gateway during which a gateway with a large enough share keeps its place.
 const TURN: u64 = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
     since: [u64; 4],
-    /// The write since which the gateway has had enough, if it has.
+    /// The write since which the share has been large enough; 0: it is not.
     served: [u64; 4],
 }
 

@@ -5,9 +5,9 @@
 //! [`unknown`](Member::unknown).
 //!
 //! A member computes the [division](crate::division) of each limit among the gateways that renew.
-//! The share rises towards that part as far as the limit has free capacity. It falls only if
-//! another gateway lacks something: then the member uses at once no more than the part, and the
-//! share follows as requests end.
+//! The share rises towards that part as far as the limit has free capacity. It falls if another
+//! gateway lacks something, the limit shrank or the member leaves: then the member uses at once no
+//! more than the part, and the share follows as requests end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,9 +27,9 @@ use crate::silence::Silence;
 use crate::usage::{LocalUse, Usage};
 use crate::windows::Windows;
 
-/// Leases without a new beat after which mode `keep` frees unexplained capacity.
+/// Leases without a new beat of [`UNEXPLAINED`] after which mode `keep` frees all of that entry.
 const KEEP_LEASES: u32 = 12;
-/// Leases without pages after which an engine does not delay that.
+/// Leases without pages after which mode `keep` frees the capacity of an engine at once.
 const PAGE_LEASES: u32 = 2;
 
 /// Identity of a gateway in the ledger.
@@ -57,8 +57,8 @@ pub struct Rules {
     /// admitted (`strict`).
     ///
     /// In mode `keep`, requests admitted after the lease may exceed an engine's limit, at most by
-    /// the last share of each gateway. So may requests of gateways whose share was given up
-    /// unexplained: after twelve leases of silence, or because the engine reports nothing.
+    /// the last share of each gateway. So may requests of silent gateways whose share was freed
+    /// unexplained: after twelve leases, or because the engine reports nothing.
     pub keep: bool,
 }
 
@@ -97,7 +97,7 @@ pub struct Member {
     beat: u64,
     silence: Silence,
     census: Census,
-    /// Name of the last written object, its writes, and since when reads have shown fewer.
+    /// Name of the last written object, its writes, and since when reads have shown fewer writes.
     begun: String,
     writes: u64,
     behind: Option<Duration>,
@@ -200,7 +200,7 @@ impl Member {
         self.renewed
     }
 
-    /// The room on a backend at this time; 0 for units without a limit.
+    /// The room on a backend at this time; 0 for a unit without a limit.
     pub fn room(&self, now: Duration, backend: &str) -> Amounts {
         let ended = self.ends().is_some_and(|end| now >= end);
         let own = self.own.get(backend).filter(|_| !ended && self.renewed.is_some());
@@ -220,7 +220,7 @@ impl Member {
         self.barred = false;
         let found = match found {
             Some(found) if found.begun == self.begun && found.writes < self.writes => {
-                // The read is stale, and a write would be refused; or the store lost writes.
+                // The read is stale, so a write would be refused; or the store lost writes.
                 let behind = *self.behind.get_or_insert(now);
                 if now.saturating_sub(behind) <= crate::silence::still_after(self.rules.lease) {
                     return Plan::Wait;
@@ -285,7 +285,7 @@ impl Member {
         }
     }
 
-    /// The standing at `now`. A change also gives a notice.
+    /// The standing at `now`. A change of the standing also gives a notice.
     pub fn standing(&mut self, now: Duration) -> Standing {
         let ended = self.renewed.is_some() && self.is_over(now);
         let standing = match self.renewed {
@@ -338,7 +338,7 @@ impl Member {
         others.filter(|(id, entry)| self.silence.is_over(now, id, entry)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Frees capacity of silent gateways, as far as others explain the load of the engines.
+    /// Frees the capacity of silent gateways, as far as others explain the load of the engines.
     fn take_back(&self, now: Duration, ledger: &mut Ledger, local: &LocalUse) {
         let given_up = self.rules.keep && self.silence.of(now, UNEXPLAINED) > self.rules.lease * KEEP_LEASES;
         let Some(entry) = ledger.gateways.get_mut(UNEXPLAINED) else { return };
@@ -360,7 +360,7 @@ impl Member {
         self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
     }
 
-    /// Returns the room on each backend once the write is confirmed.
+    /// Writes this gateway's entry. Returns the room on each backend once the write is confirmed.
     fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
         let old = ledger.gateways.get(&self.id).cloned();
         let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));
@@ -395,10 +395,11 @@ impl Member {
     }
 
     /// The initial share of a backend: the room that the member has under a lost object, at most
-    /// the share in [`EARLIER`]; nothing after the lease. The whole limit of an unknown backend
-    /// first goes into [`EARLIER`].
+    /// the share in [`EARLIER`]; nothing after the lease. The whole limit of a backend that the
+    /// object does not know goes into [`EARLIER`] first.
     fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
-        // Other gateways may have the share by now, and [`EARLIER`] holds other shares.
+        // After the lease, other gateways may have the share. In the same object, [`EARLIER`] does
+        // not contain it.
         let is_taken = ledger.begun == self.begun || self.is_over(now);
         let room = if is_taken { Amounts::default() } else { self.room(now, backend) };
         if !ledger.known.contains(backend) {
@@ -410,7 +411,7 @@ impl Member {
             let lease_ms = self.rules.lease.as_millis() as u64;
             let earlier =
                 ledger.gateways.entry(EARLIER.to_owned()).or_insert_with(|| Entry { lease_ms, ..Entry::default() });
-            // A new beat makes all members wait for the whole lease.
+            // A new beat makes all members wait for a whole lease.
             earlier.beat += 1;
             earlier.lease_ms = earlier.lease_ms.max(lease_ms);
             earlier.backends.insert(backend.to_owned(), Holding { limit: usage.limit, share, ..Holding::default() });

@@ -1,7 +1,7 @@
 //! Notices for an operator: changes of the member's state, and signs of a wrong configuration.
 //!
-//! Each is reported once; the message gives the remedy. Bounds: [`NOTICES_MAX`] until the caller
-//! takes them.
+//! Each sign is reported once; the message gives the remedy. Bounds: [`NOTICES_MAX`] until the
+//! caller takes them.
 
 use std::fmt;
 
@@ -25,8 +25,8 @@ sluice_core::labels! {
     }
 }
 
-/// An event that an operator should know. Texts are identities of other gateways, unless a variant
-/// says otherwise.
+/// An event that an operator should know. A text is the identity of another gateway, unless a
+/// variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The standing changed from the first to the second.

@@ -1,8 +1,7 @@
-//! The amount towards which a gateway's share moves, and the shares of silent gateways (lease
-//! over).
+//! The amount towards which a gateway's share moves, and the shares of silent gateways.
 //!
-//! Arithmetic on one ledger. A share never rises above the free amount, and never falls below the
-//! use.
+//! Arithmetic on one ledger. A share never rises above the amount that the limit leaves free, and
+//! never falls below the use.
 
 use std::collections::BTreeSet;
 
@@ -21,11 +20,12 @@ pub(crate) struct Division<'l> {
 }
 
 impl Division<'_> {
-    /// The amount to use, and the next share, which is larger while more is in use.
+    /// Returns the amount to use and the next share, which is larger while more than the amount is
+    /// in use.
     pub(crate) fn next(&self, own: &Holding) -> (u64, u64) {
         let unit = self.unit;
         let others = || self.ledger.holdings(self.backend).filter(|(id, _)| *id != self.id);
-        // Holdings for silent gateways, or under an earlier object.
+        // The holdings in `UNEXPLAINED` and `EARLIER`.
         let over: u64 = others().filter(|(id, _)| !is_gateway(id)).map(|(_, holding)| holding.held(unit)).sum();
         let renewing: Vec<(&str, &Holding)> = others().filter(|(id, _)| is_gateway(id)).collect();
         let held = over + renewing.iter().map(|(_, holding)| holding.held(unit)).sum::<u64>();
@@ -51,8 +51,8 @@ impl Division<'_> {
         if part >= had || had > top {
             return part;
         }
-        // A gateway gives the surplus over its part to gateways that need it; if none does, the
-        // surplus stays.
+        // A gateway gives the surplus over its part to gateways that need it. If none does, it
+        // keeps the surplus.
         let others = parts.iter().enumerate().filter(|(index, _)| *index != place).map(|(_, part)| *part);
         let lacks = |(part, (_, holding)): (u64, &(&str, &Holding))| {
             let (wanted, has) = (holding.wanted.get(unit).max(holding.need.get(unit)), holding.share.get(unit));
@@ -62,15 +62,15 @@ impl Division<'_> {
     }
 }
 
-/// Moves the holdings of silent gateways to one entry. A gateway that returns does not get them
-/// back: others may still use them.
+/// Moves the holdings of silent gateways to [`UNEXPLAINED`]. A gateway that returns does not get
+/// them back: others may already use them.
 pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
     let moved: Vec<Entry> = over.iter().filter_map(|id| ledger.gateways.remove(id)).collect();
     if moved.is_empty() {
         return;
     }
     let to = ledger.gateways.entry(UNEXPLAINED.to_owned()).or_default();
-    // Bounds for the earlier beat do not include the gateways that are added now.
+    // A new beat voids the known bounds, which do not cover the gateways that are added now.
     to.beat = ledger.writes + 1;
     for (backend, holding) in moved.into_iter().flat_map(|entry| entry.backends) {
         let held = Amounts::each(|unit| holding.held(unit));
@@ -80,7 +80,7 @@ pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
         let sum = to.backends.entry(backend).or_default();
         sum.limit = sum.limit.min(&holding.limit);
         sum.share = Amounts::each(|unit| sum.share.get(unit) + holding.share.get(unit));
-        // A gateway that returned may use more than the share.
+        // A gateway that lost the share and returned may use more than the new share.
         sum.used = Amounts::each(|unit| sum.used.get(unit) + held.get(unit));
     }
 }

@@ -1,4 +1,4 @@
-//! A gateway's load of a pool, for the gateway that decides the number of engines.
+//! A gateway's load of a pool. The gateway that decides the number of engines reads it.
 //!
 //! Ended requests are summed since the start of the gateway, so a failed renewal loses nothing.
 

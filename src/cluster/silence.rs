@@ -3,11 +3,11 @@
 //! A gateway may use a share for the lease, counted from when it sent the renewal; others see the
 //! renewal later. The lease is over for sure when a gateway has seen the same beat for the lease
 //! times [`DRIFT`] (clocks differ in speed), plus [`TRANSIT`] (requests admitted in time may be on
-//! their way).
+//! their way). A gateway is then *silent*.
 //!
-//! Time in which a member did not look, such as an outage of the store, does not count: after an
-//! outage all gateways return at about the same time, and the first must not take shares that the
-//! others are about to renew.
+//! A time of more than half a lease in which a member did not look, such as an outage of the store,
+//! does not count: after an outage all gateways return at about the same time, and the first must
+//! not take shares that the others are about to renew.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,16 +19,18 @@ pub(crate) const DRIFT: (u32, u32) = (5, 4);
 /// Longest time from a request's admission until the engine counts it.
 pub(crate) const TRANSIT: Duration = Duration::from_secs(1);
 
-/// Longest time from a request's end at the engine until the gateway sees it, with pauses of up to
-/// [`PAUSE`], on the fastest clock. Requests that wait for their client may take longer.
+/// Longest time from a request's end at the engine until the gateway sees it, if the process pauses
+/// for at most [`PAUSE`], on the fastest clock. Requests that wait for their client may take
+/// longer.
 pub const END_AGE: Duration = Duration::from_millis(500);
 /// After a longer pause, a process may see ends later than [`END_AGE`].
 pub const PAUSE: Duration = Duration::from_millis(200);
-/// Time from a sequence's first token until it is surely at the engine. It exceeds [`END_AGE`] on
-/// clocks that differ by [`DRIFT`]: a new sequence must not hide one whose end is not seen yet.
+/// Time after a sequence's first token from which the engine has it for sure. It exceeds
+/// [`END_AGE`] on clocks that differ by [`DRIFT`]: a new sequence must not hide one whose end is
+/// not seen yet.
 pub const SURE_AGE: Duration = Duration::from_millis(800);
 
-/// Time of the same beat after which the lease is over for sure.
+/// Time with the same beat after which the lease is over for sure.
 pub(crate) fn still_after(lease: Duration) -> Duration {
     lease * DRIFT.0 / DRIFT.1 + TRANSIT
 }

@@ -1,6 +1,6 @@
 //! A gateway's use of each backend, measured between two plans.
 //!
-//! The caller counts requests that run, requests that wait, and the engine's report.
+//! The caller counts the running and the waiting requests, and reads the engine's report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::amounts::{Amounts, Limit};
 #[cfg(doc)]
 use crate::silence::{END_AGE, PAUSE, SURE_AGE};
 
-/// Use by backend, whose name must be the same at all gateways.
+/// Use by backend. All gateways must give a backend the same name.
 pub type LocalUse = BTreeMap<String, Usage>;
 
 /// Use of one backend.
@@ -17,16 +17,16 @@ pub type LocalUse = BTreeMap<String, Usage>;
 pub struct Usage {
     /// The limit in this gateway's configuration.
     pub limit: Limit,
-    /// Everything that the engine may have from this gateway now.
+    /// Everything that the engine may now have from this gateway.
     pub used: Amounts,
     /// In use or waiting for room here.
     pub wanted: Amounts,
     /// The largest waiting request, by unit.
     pub need: Amounts,
-    /// The fewest sequences at any time since the last plan that the engine had for sure: with a
-    /// first token at least [`SURE_AGE`] ago, not seen to end, and not waiting for the client. 0 if
-    /// this process paused for [`PAUSE`] since the last plan, or until [`END_AGE`] before it:
-    /// sequences may have ended unseen.
+    /// The fewest sequences since the last plan that the engine had for sure: a first token at
+    /// least [`SURE_AGE`] ago, no end seen, and not waiting for the client. 0 if this process
+    /// paused for [`PAUSE`] after the last plan or less than [`END_AGE`] before it: ends may be
+    /// unseen.
     pub settled: u64,
     /// The engine's latest report since the last plan.
     pub page: Option<Page>,

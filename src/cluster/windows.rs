@@ -1,7 +1,7 @@
-//! The time windows for which a holding states the sequences that the engine had for sure.
+//! Time windows, each with the fewest sequences that the engine had for sure.
 //!
-//! Windows follow each other without a gap, from the making of one confirmed plan to the next. A
-//! failed or unknown write ends no window.
+//! A window reaches from the making of one confirmed plan to the making of the next, without a gap.
+//! A failed or unknown write ends no window.
 
 use crate::ledger::WINDOWS;
 
@@ -13,7 +13,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Adds the fewest since the last plan. Returns all windows, the open one first.
+    /// Adds the fewest sequences since the last plan. Returns all windows, the open one first.
     pub(crate) fn extend(&mut self, least: u64) -> [u64; WINDOWS] {
         let open = self.open.map_or(least, |open| open.min(least));
         self.open = Some(open);

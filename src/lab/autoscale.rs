@@ -1,9 +1,9 @@
 //! Starts and stops engines during a run, as the gateway's own autoscaler or a cluster's autoscaler
 //! (HPA, KEDA) decides.
 //!
-//! An ordered engine starts for [`Autoscale::cold_start`] and is paid from the order to the end. An
-//! engine that must go gets no new requests and ends with the last request in flight, at the latest
-//! after [`DRAIN`]. The highest number goes first, as in a StatefulSet.
+//! An ordered engine starts for [`Autoscale::cold_start`], and is paid from the order to the end.
+//! An engine that must go gets no new requests. It ends with the last request in flight, at the
+//! latest after [`DRAIN`]. The highest number goes first, as in a StatefulSet.
 //!
 //! | policy | number of engines |
 //! |---|---|
@@ -55,7 +55,6 @@ enum State {
     Draining(Duration),
 }
 
-/// The autoscaler's view of a run.
 pub(crate) struct Surroundings<'a> {
     pub(crate) now: Duration,
     pub(crate) start: Instant,
@@ -114,7 +113,7 @@ impl LabScaler {
         Some(own)
     }
 
-    /// If a pool may have no engine, requests may wait for the first one.
+    /// If the pool may have no engine, requests may wait for the first one.
     fn cordon_when_off(&self, at: usize) -> Cordon {
         if at == 0 && self.rules.min == 0 { Cordon::Starting } else { Cordon::Down }
     }
@@ -230,7 +229,7 @@ impl LabScaler {
 #[derive(Debug, Default)]
 struct Hpa {
     due: Duration,
-    /// Seconds in which engines computed, and the time of reading this.
+    /// Seconds in which engines computed, and when they were read.
     busy: (f64, Duration),
     wanted: VecDeque<(Duration, u32)>,
 }
@@ -260,13 +259,13 @@ impl Hpa {
         let seconds = (now - self.busy.1).as_secs_f64().max(1.0);
         let share = ((busy - self.busy.0) / seconds / ready.max(1.0)).min(1.0);
         self.busy = (busy, now);
-        // A starting engine is left out of the mean, and counts as unused in the comparison with
-        // the current number.
+        // A starting engine is not in the mean, and counts as unused in the comparison with the
+        // current number.
         self.step(share * ready / target, have, down_after, now)
     }
 }
 
-/// Work per second in each minute of a day, with another seed.
+/// Work per second in each minute of the day before, which has another seed.
 fn day_before(traffic: &RunPlan, seed: u64) -> Vec<f64> {
     let mut plan = traffic.clone();
     plan.workload.seed = seed;

@@ -1,7 +1,7 @@
 //! `[autoscale]` of a scenario: the policy that decides the number of engines.
 //!
-//! `autoscale` has the rules of each policy. Unknown keys are errors. Bounds are checked against
-//! the number of engines in the scenario.
+//! `autoscale` has the rules of each policy. Bounds are checked against the number of engines in
+//! the scenario.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The client of one request: [`Downstream`] without a socket.
 //!
-//! It counts token events in the bytes that it receives, as `sluice bench` does: it measures the
+//! It counts token events in the bytes that it receives, as `sluice bench` does, so it measures the
 //! gateway from outside. The network between gateway and client has no delay.
 
 use std::future::pending;
@@ -130,8 +130,8 @@ impl Downstream for LabClient {
 
     async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.count(&bytes);
-        // As in the load generator, a client that leaves before the first token leaves at the first
-        // bytes.
+        // A client that leaves before the first token leaves at the first bytes; in the load
+        // generator at the latest after 100 ms.
         if self.leave_after.is_some_and(|events| self.events >= events) && !more {
             self.left = true;
             return Err(ClientGone);

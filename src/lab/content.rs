@@ -1,9 +1,10 @@
-//! The hashes of a request's blocks, by which the prefix cache finds shared prefixes.
+//! The numbers of a request's blocks, by which the prefix cache finds shared prefixes.
 //!
 //! Without token ids, a prompt is a list of shared segments, each an id with a number of tokens,
-//! followed by tokens that only this request has. The hash of a block covers everything up to the
-//! end of the block. So two prompts share a block exactly if they agree up to there, as with real
-//! token ids. The response is a segment too, because the next turn of a conversation repeats it.
+//! followed by tokens that only this request has. The number of a block follows from the segments
+//! in it. The prefix cache chains the numbers to hashes, so two prompts share a block exactly if
+//! they agree up to the end of it. The response is a segment too, because the next turn of a
+//! conversation repeats it.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! One simulated engine in a run, and its statistics.
 //!
 //! [`Clock`] maps the clock of the [`VirtualServer`] to the clock of the run. At the usual speed
-//! both differ by a constant. An engine that is n times slower takes n times as long for
+//! the clocks differ by a constant. An engine that is n times slower takes n times as long for
 //! everything, including the API server. An engine that starts again is a new virtual server, with
 //! the adapters of the flags. Bounds: at most [`MAX_SAMPLES`] samples; the traffic bounds the
 //! requests.
@@ -46,7 +46,7 @@ pub struct EngineStats {
     pub deferred: f64,
     /// Values that a load generator would have scraped from `/metrics`.
     pub side: ServerSide,
-    /// Seconds from order to end, in which a GPU was taken.
+    /// Seconds for which the engine took a GPU, from the order to the end.
     pub paid: f64,
 }
 
@@ -221,7 +221,6 @@ impl Engine {
         }
     }
 
-    /// Submits a request whose tokens go to `collector`.
     pub(crate) fn submit(
         &mut self,
         now: Duration,

@@ -1,5 +1,5 @@
 //! The event queue of the simulation: arrivals, later turns of conversations, changes of engines,
-//! probes, and looks of tuner, autoscaler and findings.
+//! probes, and the looks of the tuner, the autoscaler and the findings.
 //!
 //! The events of an engine are in its virtual server. Arrivals are drawn before the run, as `sluice
 //! bench` draws them. Events of the same time keep the order in which they were added, so a run is

@@ -298,7 +298,7 @@ pub struct TraceTable {
     pub limit: Option<usize>,
 }
 
-/// A variant: a name and its changes to the file.
+/// A variant: a name and changes to the file.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Variant {

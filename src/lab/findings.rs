@@ -1,7 +1,7 @@
 //! Findings in a run: the gateway looks for causes of slow requests on virtual time.
 //!
 //! Pages are read without a network. Findings are recorded when they appear, with seconds from the
-//! start; good traffic has none. The looks also learn limits of tokens.
+//! start; good traffic has none. A look also learns the limits of pools with `tokens = "auto"`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

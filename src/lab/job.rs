@@ -1,6 +1,6 @@
 //! The task of one request: sends it through the gateway and records the result.
 //!
-//! A task does not know the event loop, which continues from the [`Ended`].
+//! A task does not know the event loop, which takes the [`Ended`] and continues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use sluice_gateway::origin::Origin;
 
 pub(crate) type LabFlow = Flow<LabUpstream, LastRecord>;
 
-/// Names the tenant, for `queue.fair = { header = "x-tenant" }`.
+/// The header with the tenant, for `queue.fair = { header = "x-tenant" }`.
 const TENANT: &str = "x-tenant";
 
 pub(crate) struct Ended {

@@ -116,7 +116,7 @@ pub fn plan(
                 },
             };
             let needs = match search.fewest() {
-                // That vLLM would not start is a result, not an error.
+                // If vLLM would not start, this is a result, not an error.
                 Err(LabError::Engine { source, .. }) => Err(does_not_start(&source.to_string())),
                 Err(error @ LabError::Unjudged(_)) => Err(error.to_string()),
                 found => found?.map(|found| found.requirement(scenario, prices)),
@@ -232,8 +232,8 @@ fn worst_class(runs: &[LabRun]) -> Result<(f64, String), LabError> {
     worst.ok_or_else(|| LabError::Plan("a plan needs objectives; set ttft, tpot or e2el of a class".to_owned()))
 }
 
-/// Requests of a class that met their objectives, without clients that left on purpose; `None`
-/// without requests. `late`: in the second half only.
+/// The share of requests of a class that met their objectives, without clients that left on
+/// purpose; `None` without requests. `late`: in the second half only.
 fn share(result: &RunResult, class: u32, late: bool) -> Option<f64> {
     let middle = last_sent(result) / 2.0;
     let of_class =

@@ -1,9 +1,9 @@
 //! `sluice lab rate`: the highest rate at which the objectives are met.
 //!
 //! Search and trials are as in `sluice bench --find-rate`, so results can be compared with measured
-//! ones. There must be exactly one `[[traffic]]`, with a rate, which the search replaces. The
-//! requests must be single and run to the end: a later turn of a conversation is sent when the
-//! client is ready, whatever the rate, and a request that leaves early meets no objective.
+//! ones. There must be exactly one `[[traffic]]`, with a rate, which the search replaces. It must
+//! have no conversations, whose later turns are sent when the client is ready, whatever the rate,
+//! and no requests that leave early, which meet no objective.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -82,7 +82,7 @@ impl SystemUnderTest for Simulated {
         let traffic = &mut lab.traffic[0];
         traffic.arrival = match trial.load {
             TrialLoad::Stream => Arrival::ClosedLoop { concurrency: 1 },
-            // More streams than slots would only wait, or be shed and count in the trial.
+            // More streams than slots would only wait, or would be shed and count in the trial.
             TrialLoad::Saturated(streams) => {
                 Arrival::ClosedLoop { concurrency: slots.min(u32::try_from(streams).unwrap_or(u32::MAX)) }
             }
@@ -93,7 +93,7 @@ impl SystemUnderTest for Simulated {
         let is_open = matches!(trial.load, TrialLoad::Rate(_));
         let mut done = |progress: &Progress<'_>| {
             progress.ended.iter().for_each(|record| groups.record(judge, record));
-            // Requests are in the order of due times: after the first that is not overdue by the
+            // Requests are in the order of due times. After the first that is not overdue by the
             // shortest bound, none is overdue.
             let old = |request: &InFlight| progress.now - request.due > shortest;
             let overdue = |request: &InFlight| groups.is_overdue(request, progress.now, 0.0);

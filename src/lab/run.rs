@@ -1,9 +1,9 @@
 //! The event loop of a simulation, and its result.
 //!
-//! Each iteration finds the time of the next event, at most [`TIMER_STEP`] ahead. It processes the
-//! due events, sets tokio's clock to their time, and runs all tasks until each is blocked. Events
-//! that no client can see (the end of a step, a request that reaches an engine) wake no task and do
-//! not set the clock.
+//! Each iteration finds the time of the next event, at most [`TIMER_STEP`] ahead while requests are
+//! in flight. It processes the due events, sets tokio's clock to their time, and runs all tasks
+//! until each is blocked. Events that no client can see (the end of a step, a request that reaches
+//! an engine) wake no task and do not set the clock.
 //!
 //! The gateway's own timers (timeouts of queues and streams) have tokio's resolution of 1 ms and
 //! fire up to [`TIMER_STEP`] late. All other times are exact.
@@ -48,7 +48,7 @@ const TIMER_STEP: Duration = Duration::from_millis(10);
 /// tokio checks timers after this many tasks: more than can be ready at once.
 const EVENT_INTERVAL: u32 = 1 << 30;
 const SCALE_INTERVAL: Duration = Duration::from_secs(1);
-/// Of a client in a closed loop after a failure, unless `Retry-After` is longer.
+/// Pause of a client in a closed loop after a failure, unless `Retry-After` is longer.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Requests of traffic number k (from 0) are numbered from k times this.
 const INDEX_STRIDE: u64 = 1 << 40;
@@ -100,7 +100,8 @@ pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bo
         let runtime = builder.enable_time().start_paused(true).event_interval(EVENT_INTERVAL).build()?;
         runtime.block_on(async { Simulation::new(lab, seed)?.run(done).await })
     };
-    // A tuner of real engines calls this on a thread of its runtime, which the thread must leave.
+    // A tuner of real engines calls this on a thread of its runtime, which the thread must leave
+    // first.
     if tokio::runtime::Handle::try_current().is_ok() { tokio::task::block_in_place(simulate) } else { simulate() }
 }
 
@@ -135,7 +136,7 @@ struct Simulation {
     clock: Duration,
     /// Time of the last request sent or queued; in a closed loop also of the last end.
     last_request: Duration,
-    /// Arrivals of each traffic that are in the event queue.
+    /// Arrivals of each traffic that the event queue has been given.
     arrivals: Vec<u64>,
     records: Vec<Record>,
     in_flight: BTreeMap<u64, Record>,
@@ -262,7 +263,7 @@ impl Simulation {
         Ok(self.result())
     }
 
-    /// Returns whether an event may have woken a task.
+    /// Processes the events up to `now`. Returns whether one may have woken a task.
     fn process_due(&mut self, now: Duration) -> bool {
         let mut woken = self.cluster.run_due(now);
         while let Some(event) = self.events.take(now) {
@@ -287,7 +288,7 @@ impl Simulation {
         for Ended { traffic, record, conversation, retry_after } in ended {
             self.in_flight.remove(&record.index);
             let completed = record.is_completed();
-            // Otherwise a request that is refused at once would be repeated for ever.
+            // Without the pause, a client would repeat a request for ever that is refused at once.
             let at_once = !record.is_failed() && record.ended > record.sent;
             let pause = if at_once { Duration::ZERO } else { retry_after.unwrap_or_default().max(RETRY_AFTER) };
             self.records.push(record);

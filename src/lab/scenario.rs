@@ -70,7 +70,8 @@ impl Scenario {
         Ok(Lab { tenants, client_timeout, launched, forecaster, autoscale, ..Lab::new(config, engines, traffic) })
     }
 
-    /// For real engines, with the secrets and the size of this machine.
+    /// The configuration and traffic for real engines, with the secrets and the size of this
+    /// machine.
     pub fn deployment(&self, variant: &Variant) -> Result<(Config, Vec<RunPlan>), LabError> {
         let secret = |name: &str| std::env::var(name).ok();
         let config = self.config(variant, &secret, Machine::of_process())?;
@@ -122,7 +123,6 @@ impl Scenario {
         loaded.map(|loaded| loaded.config).map_err(|problems| LabError::Config(problems.to_string()))
     }
 
-    /// A configuration with one pool of all engines.
     fn one_pool(&self) -> Result<String, LabError> {
         let mut text = format!("[[model]]\nname = \"{0}\"\n[[pool]]\nname = \"all\"\nmodels = [\"*\"]\n", self.model());
         let engines = self.unconfigured();
@@ -136,7 +136,7 @@ impl Scenario {
         Ok(text)
     }
 
-    /// Named as in the file or gpu0, gpu1, ..
+    /// Engines of a file without a configuration, named as in the file or gpu0, gpu1, ..
     fn unconfigured(&self) -> Vec<(String, Option<&EngineTable>)> {
         if self.file.engine.is_empty() {
             return vec![("gpu0".to_owned(), None)];
@@ -179,8 +179,9 @@ impl Scenario {
         backends.into_iter().map(setup).collect()
     }
 
-    /// Every backend that the file names exists and has one `[[engine]]`. With a configuration of
-    /// the gateway, also at most one table names no backend and none has a count.
+    /// Checks that every backend that the file names exists and has one `[[engine]]`. With a
+    /// configuration of the gateway, also that at most one table names no backend and none has a
+    /// count.
     fn check_tables(&self, config: &Config, is_configured: bool) -> Result<(), LabError> {
         let mut named = BTreeSet::new();
         for name in self.file.engine.iter().flat_map(|table| &table.backend) {
@@ -239,7 +240,7 @@ fn has_backend(config: &Config, name: &str) -> bool {
     config.pools.iter().flat_map(|pool| &pool.backends).any(|backend| backend.name == name)
 }
 
-/// Each launched engine without a port gets a unique one.
+/// Gives each launched engine without a port a unique one.
 fn assign_ports(config: &mut Config) {
     let backends = config.pools.iter_mut().flat_map(|pool| &mut pool.backends);
     for (port, backend) in (1..=u16::MAX).zip(backends) {

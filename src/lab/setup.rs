@@ -37,12 +37,12 @@ pub struct Lab {
     /// Time after which a client that has no complete response leaves.
     pub client_timeout: Option<Duration>,
     /// Virtual time after the last request was sent (in a closed loop also: after the last one
-    /// ended) at which the run ends. Later requests are unfinished.
+    /// ended) at which the run ends. Requests that have not ended by then are unfinished.
     pub give_up_after: Duration,
-    /// Whether the gateway runs the engines: it then gives an engine no more sequences than
+    /// Whether the gateway runs the engines. It then gives an engine no more sequences than
     /// `max-num-seqs`.
     pub launched: bool,
-    /// Faults of engines with certain flags, unknown to the tuner.
+    /// Faults of engines with certain flags. The tuner does not know them.
     pub plants: Vec<Plant>,
     /// Simulates for the online tuner; `None`: the tuner acts without forecasts.
     pub forecaster: Option<Forecaster>,
@@ -64,7 +64,7 @@ pub struct Forecaster {
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
     /// Name of the backend in the configuration. Backends of that name in several pools share the
-    /// engine only at the same address.
+    /// engine.
     pub backend: String,
     /// Settings of the engine. The seed in them is replaced.
     pub sim: SimConfig,
@@ -99,13 +99,13 @@ pub struct Plant {
 pub enum PlantedFault {
     /// Everything takes this many times as long.
     Slower(f64),
-    /// It crashes when a request arrives while it has this many.
+    /// The engine crashes when a request arrives while it has this many.
     CrashesAt(usize),
-    /// It hangs when a request arrives while it has this many.
+    /// The engine hangs when a request arrives while it has this many.
     HangsAt(usize),
     /// Prompts with more tokens than this fail.
     FailsAbove(u32),
-    /// It does not start.
+    /// The engine does not start.
     RefusesToStart,
 }
 
@@ -118,8 +118,7 @@ pub enum EngineChange {
     Stop,
     /// The engine starts again, with empty caches.
     Start,
-    /// No step ends any more. The API server still accepts requests, and the probe of `/health`
-    /// succeeds.
+    /// No step ends any more. The API server still accepts requests and answers `/health`.
     Hang,
     /// Steps continue after a hang.
     Resume,
@@ -146,7 +145,7 @@ impl Lab {
 }
 
 impl Lab {
-    /// Every backend has an engine and every engine a backend.
+    /// Checks that every backend has an engine and every engine a backend.
     pub(crate) fn check_engines(&self) -> Result<(), LabError> {
         let names: Vec<&str> = self.engines.iter().map(|engine| engine.backend.as_str()).collect();
         let backends = || self.config.pools.iter().flat_map(|pool| &pool.backends);
@@ -168,7 +167,7 @@ impl Lab {
         self.addresses().map(drop)
     }
 
-    /// Address and engine's index of each backend, pool by pool.
+    /// Address of each backend and index of the backend's engine, pool by pool.
     pub(crate) fn addresses(&self) -> Result<Vec<(Endpoint, usize)>, LabError> {
         let backends = self.config.pools.iter().flat_map(|pool| &pool.backends);
         let engine = |backend: &sluice_config::Backend| {
@@ -210,7 +209,7 @@ impl Lab {
     }
 
     /// Models that arms send, each with a number as an adapter; `None` if an engine serves the
-    /// model as its own.
+    /// model as a base model.
     pub(crate) fn arm_models(&self) -> Vec<(Arc<str>, Option<u16>)> {
         let mut adapters = self.adapters();
         let mut models = Vec::new();
@@ -226,7 +225,6 @@ impl Lab {
         models
     }
 
-    /// The index of an adapter in [`adapters`](Self::adapters).
     pub(crate) fn adapter_id(&self, traffic: usize, adapter: u32) -> u32 {
         let name = self.traffic[traffic].workload.adapters.names.get(adapter as usize);
         let all = self.adapters();
@@ -278,7 +276,7 @@ impl EngineSetup {
         Ok(Self { backend: name(), sim, changes: Vec::new(), recipe: Some(recipe), fault: None })
     }
 
-    /// The same engine with the acceptance of drafts of another one, which flags do not change.
+    /// The same engine with the acceptance of drafts of another one: a change of flags keeps it.
     fn with_acceptance_of(mut self, other: &Self) -> Self {
         let known = other.sim.engine.speculation.as_ref().map(|own| own.acceptance.clone());
         if let (Some(own), Some(known)) = (&mut self.sim.engine.speculation, known) {

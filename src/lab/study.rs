@@ -1,9 +1,9 @@
 //! Runs the variants of a scenario with several seeds and compares them.
 //!
-//! Every variant has the same seeds: the same requests at the same times. Comparisons are paired:
-//! the interval of a change is much narrower than the intervals of the two values. Intervals are
-//! Student's t over the seeds, 95 %, for the mean of the measure over all possible seeds. Runs are
-//! spread over threads without effect on the result.
+//! Every variant has the same seeds: the same requests at the same times. Comparisons are paired,
+//! so the interval of a change is much narrower than the intervals of the two values. Intervals are
+//! Student's t over the seeds, 95 %, for the mean of the measure over all possible seeds. The
+//! number of threads does not change the result.
 //!
 //! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, if requested, the
 //! runs of the first seed.
@@ -71,7 +71,7 @@ struct RunValues {
 }
 
 impl Study {
-    /// An empty list of measures means the default ones.
+    /// Runs the variants with the seeds. Without measures, the default measures are used.
     pub fn run(
         scenario: &Scenario,
         variants: &[Variant],

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `vllm.FLAG` | a flag of all engines |
 //! | `vllm@BACKEND.FLAG` | a flag of one engine |
-//! | `load` | the factor for all rates |
+//! | `load` | the factor for rates and concurrency |
 //! | `engines` | the number of engines, if there is one pool |
 //! | `gpu` | the GPU of all engines; a path is relative to the folder of the scenario |
 //! | anything else | a key of the gateway's configuration, like `--set` |

@@ -53,7 +53,7 @@ fn seeds(seeds: &[u64]) -> String {
     }
 }
 
-/// The first column to the left, the others to the right.
+/// The rows as lines, with the first column to the left and the others to the right.
 pub fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
@@ -150,7 +150,7 @@ mod tests {
         let text = text(&study);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>(), ["one", "200", "+-248", "0", "+-0"]);
-        // The ratios of pairs do not vary.
+        // The ratios of the pairs are all equal.
         assert!(lines[3].contains("100 +-124  -50 %"), "{text}");
         assert_eq!(json(&study)["variants"][1]["measures"]["a.ttft.p99"]["change"], -0.5);
     }

@@ -44,7 +44,6 @@ fn engines(count: usize, flags: &[&str]) -> Vec<EngineSetup> {
     (0..count).map(|index| EngineSetup::vllm(&format!("gpu{index}"), "h200", None, MODEL, &flags).unwrap()).collect()
 }
 
-/// Thirty short and two long requests per second.
 fn mixed(seconds: u64) -> RunPlan {
     let short = Class::new("short", Length::Exactly(200), Length::Exactly(128), 30.0);
     let long = Class::new("long", Length::Exactly(16_000), Length::Exactly(64), 2.0);
@@ -165,7 +164,7 @@ fn conversations_find_their_earlier_turns_in_the_cache() {
     assert_eq!(turns(0).count(), turns(3).count(), "every conversation has all of its turns");
     assert!(turns(3).all(|record| record.prompt_tokens == 512 + 4 * 200 + 3 * 100));
     let side = &run.engines[0].side;
-    // An unbounded cache misses only the new messages of each turn and partial blocks.
+    // An unbounded cache misses only partial blocks and the new messages of each turn.
     let hits = side.prefix_hits / side.prefix_queries;
     assert!((0.70..0.85).contains(&hits), "{hits}");
 }

@@ -1,7 +1,7 @@
 //! Turns a `[[traffic]]` table into a run plan of `sluice bench`.
 //!
-//! `sluice bench` runs such plans too, so real engines can get the same requests. `load` multiplies
-//! rates and concurrency, not lengths.
+//! `sluice bench` runs such plans too, so real engines can get the same requests. The key `load`
+//! multiplies rates and concurrency, not lengths.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(crate) struct TrafficDefaults<'a> {
     pub(crate) model: String,
     /// The duration of a table that has none.
     pub(crate) duration: Option<Duration>,
-    /// Factor for all rates.
+    /// Factor for rates and concurrency.
     pub(crate) load: Option<f64>,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! A restart begins under the rule of `sluice serve` ([`Replacement`]). The backend gets no new
 //! requests, requests in flight finish, the engine is gone for 60 s, and a new one with empty
-//! caches takes over. If vLLM refuses the new flags, the engine returns as it was. Forecasts are
-//! simulated at once, in separate runs.
+//! caches takes over. If vLLM refuses the new flags, the engine returns as it was. A restart ends
+//! without a change if the drain is too short for a request. Forecasts are simulated at once, in
+//! separate runs.
 
 use std::cell::RefCell;
 use std::ops::DerefMut;
@@ -47,7 +48,7 @@ struct Restart {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Waits for the end of all requests, at most until this time.
+    /// Waits for the end of all requests on the engine, at most until this time.
     Drain(Duration),
     Start(Duration),
 }
@@ -56,7 +57,7 @@ enum Step {
 pub(crate) struct LabTuner {
     tuner: RefCell<Tuner>,
     events: Vec<Event>,
-    /// The setups of the last starts.
+    /// The setup of each engine at its last start.
     setups: Vec<EngineSetup>,
     restart: Option<Restart>,
     simulations: u64,
@@ -227,7 +228,7 @@ impl LabDeployment<'_> {
         Replacement { pool, backend, spill, headroom: config.fleet.headroom }.check(view, names)
     }
 
-    /// Advances a restart. Returns its outcome at the end.
+    /// Advances a restart. Returns the outcome at the end.
     fn advance(&mut self) -> Option<Restarted> {
         let mut restart = self.own.restart.take()?;
         let outcome = self.advance_step(&mut restart);

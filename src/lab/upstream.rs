@@ -2,13 +2,13 @@
 //!
 //! A response has the same bytes as in `sluice sim`: one event for each token, or for
 //! `--stream-interval` tokens, then usage, then `[DONE]`. A request is looked up by id. The body is
-//! only searched for `continuous_usage_stats`, which the gateway may have added, and, if there are
-//! experiments, for the model, which an arm may have changed. Dropping an exchange aborts the
-//! request, as closing the connection does.
+//! searched for `continuous_usage_stats`, which the gateway may have added; if there are
+//! experiments, for the model, which an arm may have changed; and in a retry for `max_tokens`.
+//! Dropping an exchange aborts the request, as closing the connection does.
 //!
-//! Another engine continues an answer as in `sluice sim`: the text so far is a part of its prompt.
-//! The length of the text follows from `max_tokens`, which the gateway lowers by it. `/tokenize`
-//! counts tokens.
+//! Another engine continues an answer as in `sluice sim`: the text so far is a part of the prompt.
+//! The length of the text follows from `max_tokens`, which the gateway lowers by that length.
+//! `/tokenize` counts tokens.
 //!
 //! Not simulated: connections (each request has a new one, without delay), vLLM's own limits on
 //! waiting requests.
@@ -76,7 +76,7 @@ impl Upstream for LabUpstream {
             let count = serde_json::json!({"count": count_tokens(parsed, call)}).to_string();
             return Ok(LabExchange::whole(&self.0, engine, (StatusCode::OK, count)));
         }
-        // The number of the attempt.
+        // A retry has an id with `-` and the number of the attempt.
         let continued = id.contains('-').then(|| continued(parsed, call)).flatten();
         let parsed = continued.as_ref().unwrap_or(parsed);
         if let Some(response) = server.config.refuse(parsed) {
@@ -110,7 +110,8 @@ impl Refuse for sluice_sim::SimConfig {
     }
 }
 
-/// The tokens of the text, or of the request's prompt, in a request to `/tokenize`.
+/// The count that `/tokenize` returns: the tokens of the text in the body, or else of the request's
+/// prompt.
 fn count_tokens(parsed: &ParsedRequest, call: &UpstreamRequest) -> u64 {
     let body = call.body.to_bytes();
     match IS_TEXT.find(&body) {
@@ -119,7 +120,7 @@ fn count_tokens(parsed: &ParsedRequest, call: &UpstreamRequest) -> u64 {
     }
 }
 
-/// The request with the text so far in its prompt, if there is any.
+/// The request with the text so far in the prompt; `None` without such a text.
 fn continued(parsed: &ParsedRequest, call: &UpstreamRequest) -> Option<ParsedRequest> {
     let body = call.body.to_bytes();
     let limit = request::read(route(parsed.api), &body).ok()?.max_output?;

@@ -1,6 +1,6 @@
 //! Where settings are tried: the laboratory, or real engines.
 //!
-//! A backend starts a *system* with a setting; the system runs trials of the rate search, and the
+//! A backend starts a *system* with a setting. The system runs the trials of a rate search, or the
 //! traffic as configured.
 
 use crate::error::TuneError;
@@ -29,7 +29,7 @@ pub enum Started<S> {
     Refused {
         /// The engine's message.
         reason: String,
-        /// Seconds until then.
+        /// Seconds until the refusal.
         seconds: f64,
         /// Whether this was known without a start.
         foreseen: bool,
@@ -47,7 +47,7 @@ pub trait Backend {
     /// The backend is at fault, or the tuning makes no sense.
     fn start(&mut self, setting: &Setting) -> impl Future<Output = Result<Started<Self::System>, TuneError>>;
 
-    /// Whether loads take real time, so that the journal keeps each.
+    /// Whether loads take real time, so that the journal keeps each load.
     const REAL: bool = false;
 
     /// The search goal for the backend's workload.
@@ -106,7 +106,7 @@ pub(crate) fn search_goal(
         .iter()
         .chain(adapters.iter().filter(|share| **share >= RARE))
         .fold(1.0, |rarest: f64, share| rarest.min(*share));
-    // A rare group needs enough requests, but not a full set.
+    // The rarest group gets at least a quarter of `requests`, up to the bound.
     let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
     Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
 }

@@ -5,10 +5,10 @@
 //! ```
 //!
 //! VALUE is in the unit of the measure: a duration such as `3.3s` for a latency, otherwise a
-//! number.
-//! A setting keeps a bound if the mean of its runs does. A race ends as soon as the interval of the
-//! mean lies beyond the bound, corrected for all looks and bounds together. A request without a
-//! complete response is infinitely slow, as in an objective. At most [`MOST_BOUNDS`] bounds.
+//! number. A setting keeps a bound if the mean of its runs does. A race ends as soon as the
+//! interval of the mean lies beyond the bound, corrected for all looks and bounds together. A
+//! request without a complete response is infinitely slow, as in an objective. At most
+//! [`MOST_BOUNDS`] bounds.
 
 use crate::error::TuneError;
 use sluice_core::base::units::Period;
@@ -69,7 +69,7 @@ impl Bound {
         Ok(Self { measure: measure.counting_lost(), value })
     }
 
-    /// Whether a value is on the wrong side; a value that is not known is.
+    /// Whether a value breaks the bound. An unknown value does.
     fn is_exceeded(&self, value: f64) -> bool {
         match self.measure.sense() {
             Sense::LowerIsBetter => value.is_nan() || value > self.value,
@@ -93,8 +93,7 @@ impl Bound {
 }
 
 /// The first bound that the runs do not keep. `values`: the series of each bound's measure.
-/// `looks`: how often a race looks at the values; then a bound counts as exceeded only if that is
-/// certain.
+/// `looks`: how often a race looks at the values. A race breaks a bound only if that is certain.
 pub(crate) fn exceeded(bounds: &[Bound], values: &[Vec<f64>], looks: Option<usize>) -> Option<Exceeded> {
     bounds.iter().zip(values).enumerate().find_map(|(at, (bound, values))| {
         // A mean has no interval with a request that is infinitely slow.
@@ -153,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// Certain is stricter than measured, and lost requests exceed every bound.
+        /// A race needs certainty to exceed a bound, and lost requests exceed every bound.
         #[test]
         fn what_is_certainly_exceeded_is_exceeded(
             values in proptest::collection::vec(1.0f64..100.0, 2..9), limit in 1.0f64..100.0, looks in 1usize..5,

@@ -5,8 +5,8 @@
 //! side      = KEY | VALUE | NUMBER * KEY
 //! ```
 //!
-//! A side is a key if the space has a dimension of that name. A condition on a key that is left
-//! alone has no result: only vLLM knows the default.
+//! A side is a key if the space has a dimension of that name. A condition on a key that the setting
+//! leaves alone has no result: only vLLM knows the default.
 
 use crate::error::TuneError;
 use crate::setting::Setting;

@@ -92,7 +92,7 @@ pub struct TuneTable {
     pub dimension: Vec<DimensionTable>,
     /// Single settings besides the grid.
     pub setting: Vec<Setting>,
-    /// The first range of the engines' memory; `None`: it is not searched.
+    /// The range of the engines' memory, which is searched first; `None`: it is not searched.
     pub memory: Option<MemoryTable>,
 }
 
@@ -151,7 +151,7 @@ pub struct DimensionTable {
     pub when: Option<String>,
 }
 
-/// A number that remembers whether it was written with a point.
+/// A number, and whether it was written with a point.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Number {
@@ -177,7 +177,7 @@ impl Number {
 }
 
 impl TuneFile {
-    /// Adds bounds of the command line to `subject_to`. The tuning is another one with them.
+    /// Adds bounds of the command line to `subject_to`. They change the fingerprint.
     pub fn add_bounds(&mut self, bounds: &[String]) {
         if !bounds.is_empty() {
             self.tune.subject_to.extend_from_slice(bounds);

@@ -2,8 +2,7 @@
 //!
 //! A trial *dominates* another if it is at least as good in both measures and better in one. The
 //! *front* holds the trials that none dominates. [`Weight::score`] combines a pair into one number
-//! (augmented Chebyshev; Knowles 2006, ParEGO), which over all weights finds every member of a
-//! front.
+//! (augmented Chebyshev; Knowles 2006, ParEGO): each member of a front is the best for some weight.
 
 use crate::goal::{Goal, score_of};
 use crate::trial::{Outcome, Trial};
@@ -13,7 +12,7 @@ pub(crate) type Pair = [f64; 2];
 /// Prefers, among settings that are best in one measure, the one that is less far off in the other.
 const AUGMENT: f64 = 0.05;
 
-/// The scores of a trial in both measures, which are rough after a lost race.
+/// The scores of a trial in both measures; rough after a lost race.
 pub(crate) fn pair(trial: &Trial, goal: &Goal) -> Option<Pair> {
     let own = match &trial.outcome {
         Outcome::Measured { value, .. } => value.value,

@@ -13,7 +13,7 @@ use sluice_lab::Measure;
 pub enum Objective {
     /// The highest rate at which the requests of every class and adapter meet their objectives.
     Rate {
-        /// The share (0 to 1) that must meet them.
+        /// The share (0 to 1) of requests that must meet them.
         attainment: f64,
     },
     /// A measure of runs with the traffic as configured.
@@ -103,8 +103,8 @@ impl Goal {
     }
 
     /// The measures of a run with the traffic as configured: the objective, the second measure of a
-    /// front, the measures of the bounds, the others. Percentiles of all but the others count
-    /// requests without a response, so that no setting wins by shedding.
+    /// front, the measures of the bounds, then the measures to show. All but the last count
+    /// requests without a response in percentiles, so that no setting wins by shedding.
     pub fn measures(&self) -> Vec<Measure> {
         let own = match &self.objective {
             Objective::Rate { .. } => None,

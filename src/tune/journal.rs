@@ -2,10 +2,10 @@
 //!
 //! The first line names file, method and seed. A search repeats the same trials when it gets the
 //! same outcomes, so a killed tuning begins again with the outcomes of the journal; only work in
-//! progress is lost. With real engines each load of a rate search has a line; loads after the last
+//! progress is lost. With real engines each load of a rate search has a line. Loads after the last
 //! trial belong to the trial under way, which continues from there.
 //!
-//! A torn last line is cut off: a full disk leaves whole lines.
+//! After a failed write, the torn line is cut off: a full disk leaves whole lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
@@ -158,7 +158,7 @@ impl Header {
 }
 
 impl<F: Storage> Journal<F> {
-    /// The next trial of the journal is not the one that is due.
+    /// The error if the next trial of the journal is not the one that is due.
     pub(crate) fn mismatch(&self, found: &str) -> TuneError {
         let reason =
             format!("it has a trial of '{found}' where another one is due, so another version wrote it; delete it");
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((resumed.take_loads(&of("a")), trials.len()), (vec![load(1.0), load(2.0)], 1));
         assert!(resumed.take_loads(&of("a")).is_empty(), "they are of one trial only");
         assert!(Journal::resume(&path, &header()).unwrap().0.take_loads(&of("b")).is_empty());
-        // After their trial, loads are not used.
+        // After the end of the trial, the loads are not used.
         journal.append(&trial(1)).unwrap();
         write(&mut journal, of("c"), &[4.0, 5.0]);
         let (mut resumed, trials) = Journal::resume(&path, &header()).unwrap();

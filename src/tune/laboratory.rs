@@ -1,8 +1,9 @@
 //! The laboratory as a backend: the gateway's request path, simulated engines, virtual time.
 //!
-//! A start is priced, not simulated: as in the simulator's start-up log, with a warm compile cache
-//! if an engine with the same compiled flags was started before. Settings that vLLM refuses while
-//! checking them cost no start; a refusal after measuring the memory costs the time until then.
+//! A start is not simulated. It costs the time in the simulator's start-up log, with a warm compile
+//! cache if an engine with the same compiled flags was started before. Settings that vLLM refuses
+//! while checking them cost nothing; a refusal after measuring the memory costs
+//! [`SECONDS_TO_REFUSAL`].
 
 use std::collections::BTreeSet;
 use std::task::{Context, Poll, Waker};
@@ -22,7 +23,7 @@ use sluice_sim::process::startup::{Event, Surroundings, plan};
 
 /// Seconds until vLLM reports too little memory: imports, engine process, weights of an 8B model.
 const SECONDS_TO_REFUSAL: f64 = 30.0;
-/// Share of the time with requests that wait for an adapter slot, above which it is noted.
+/// Share of the time with requests that wait for an adapter slot, above which a note says so.
 const DEFERRED_NOTE: f64 = 0.02;
 
 /// The laboratory as a backend.
@@ -43,7 +44,8 @@ impl Laboratory {
 
     fn lab(&self, setting: &Setting) -> Result<Lab, LabError> {
         let mut lab = self.scenario.lab(&variant(setting)?)?;
-        // A single engine gets every request; writing token ids would be half of the work.
+        // A single engine gets every request, with any token ids, and writing these would be half
+        // of the work.
         for traffic in lab.traffic.iter_mut().filter(|_| lab.engines.len() == 1) {
             if let PromptTokens::Ids(ids) = &mut traffic.workload.tokens {
                 *ids = ids.start..ids.start + 1;

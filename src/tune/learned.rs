@@ -1,8 +1,9 @@
 //! Conclusions from an engine's refusal of one setting about other settings.
 //!
 //! If the KV cache is too small for one request of `max-model-len`, vLLM reports the largest length
-//! that fits, so longer ones are not started with the same memory or less. Keys of the gateway do
-//! not matter. A setting without `max-model-len` is started: the model's length is unknown here.
+//! that fits. So settings with a larger `max-model-len` and the same memory or less are not
+//! started. Keys of the gateway do not matter. A setting without `max-model-len` is started: the
+//! model's length is unknown here.
 
 use crate::setting::{Setting, name};
 use crate::trial::{Outcome, Trial};
@@ -10,7 +11,6 @@ use sluice_config::ArgValue;
 use sluice_core::vllm::failure::{Diagnosis, FailureClass};
 use sluice_lab::sweep::flag_of;
 
-/// The flag whose largest possible value vLLM reports.
 const LENGTH: &str = "max-model-len";
 /// The flag that gives the KV cache more memory.
 const SHARE: &str = "gpu-memory-utilization";
@@ -21,7 +21,7 @@ pub(crate) fn refusal(trials: &[Trial], setting: &Setting) -> Option<String> {
         let most = Diagnosis::plain(FailureClass::KvTooSmall, Some(reason.clone())).suggestion?.value;
         let wanted = value(setting, LENGTH).filter(|wanted| *wanted > most as f64)?;
         let same = others(setting) == others(&trial.setting);
-        // An absent share is about 0.9, but not known to be less than another one.
+        // An absent share is about 0.9, but it is not known to be less than another share.
         let no_more = match (value(setting, SHARE), value(&trial.setting, SHARE)) {
             (Some(one), Some(other)) => one <= other,
             (one, other) => one == other,

@@ -3,8 +3,8 @@
 //! An engine that starts may still run out of memory when all sequences run and all steps are full,
 //! because vLLM measures only one kind of step and the allocator fragments. So each share is tried
 //! under such a load, with the setting of the space that needs most memory. More memory is never
-//! worse: the largest share is tried first, then about log2 of the number of shares. Every setting
-//! but the default gets the share found.
+//! worse, so the largest share is tried first, then about log2 of the number of shares. Every
+//! setting but the default gets the share found.
 
 use crate::error::TuneError;
 use crate::file::MemoryTable;

@@ -63,13 +63,13 @@ pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
     flags
 }
 
-/// Distinguishes a setting from every other, in hashes and the journal.
+/// Distinguishes settings, in hashes and in the journal.
 pub fn identity(setting: &Setting) -> serde_json::Value {
     serde_json::json!(setting)
 }
 
 /// The name of a setting in tables: `max-num-seqs=128 pool.all.policy=least_work`, or `defaults`.
-/// Pools have equal keys, so keys of the gateway are complete.
+/// Keys of the gateway stay whole, because pools have equal keys.
 pub fn name(setting: &Setting) -> String {
     if setting.is_empty() {
         return "defaults".to_owned();

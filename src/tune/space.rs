@@ -180,7 +180,8 @@ impl Space {
         order
     }
 
-    /// [`order`](Self::order) with the best of `scores` as early as possible; equals stay.
+    /// [`order`](Self::order) with the best of `scores` as early as possible; equal ones keep their
+    /// places.
     pub fn best_first(&self, settings: &[Setting], order: &[usize], scores: &[f64]) -> Vec<usize> {
         // Best score and first place of each group of settings with the same costly values.
         let mut groups: BTreeMap<(RestartCost, String), (f64, usize)> = BTreeMap::new();
@@ -206,9 +207,8 @@ impl Space {
         costly.map(|dimension| setting.get(&dimension.key).map_or("-".to_owned(), ToString::to_string) + " ").collect()
     }
 
-    /// Coordinates of a setting: 0 to 1 for an ordered dimension, one for each value of an
-    /// unordered one. A key that is left alone lies where `default` is listed, otherwise in the
-    /// middle.
+    /// Coordinates of a setting: 0 to 1 for an ordered dimension; otherwise one coordinate for each
+    /// value. A key that is left alone lies where `default` is listed, otherwise in the middle.
     pub fn coordinates(&self, setting: &Setting) -> Vec<f64> {
         let mut coordinates = Vec::new();
         for dimension in &self.dimensions {

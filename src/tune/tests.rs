@@ -95,7 +95,7 @@ fn every_method_finds_a_setting_near_the_best_and_certifies_what_it_can_do() {
             high += usize::from(certified.rate > capacity(hill(&winner.setting).unwrap(), 0.98));
             assert!(certified.attainment.value >= 0.99, "{certified:?}");
         }
-        // Exponential work is the hardest case: alone, 9 of 100 searches would be too high.
+        // Exponential work is the hardest case: of 100 rate searches alone, 9 would be too high.
         let found = format!("{}: {near} near the best, {right} within 5 %, {high} too high", method.name());
         assert!(near == 4 && right >= 3 && high <= 1, "{found}");
     }
@@ -110,14 +110,14 @@ fn defaults_that_are_as_good_are_called_so() {
     let lines = answer::answer(&report, &plan.goal);
     assert!(lines[0].starts_with("the defaults ") && lines[0].contains("as good: keep them"), "{lines:?}");
     assert_eq!(answer::advised(&report, &plan.goal), Some(setting::Setting::new()));
-    // A race against an equal nearly always ends early.
+    // A race against an equal setting nearly always ends early.
     let worse = report.trials.iter().filter(|trial| matches!(trial.outcome, Outcome::Worse { .. })).count();
     assert!(worse >= 22, "{worse} of 25");
 }
 
 #[test]
 fn a_rule_that_excludes_a_better_setting_is_found_out_by_the_check() {
-    // Does not start with 2 of max-loras, but with more: against the rule.
+    // Starts with 3 and 4 of max-loras but not with 2, against the rule.
     let tune = format!("[tune]\nrequests = 400\n{}", dimension("max-loras", 4));
     let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
     let service = |setting: &setting::Setting| match of(setting, "max-loras") as u32 {
@@ -230,7 +230,7 @@ fn a_measure_is_tuned_by_pairs_of_runs() {
     assert!(lost(&report.trials) > 10);
     let complete = Plan { goal: Goal { complete: true, ..plan.goal.clone() }, ..plan.clone() };
     assert_eq!(lost(&tuned(&complete, &mut Queues::new(hill)).trials), 0);
-    // Pairs share all noise.
+    // The runs of a pair share all noise.
     assert!((comparison.change.value - truth).abs() < 1e-9, "{comparison:?}");
 }
 
@@ -379,7 +379,6 @@ fn a_front_holds_every_compromise_and_nothing_that_another_setting_beats() {
     assert!(error.contains("use race, random or model"), "{error}");
 }
 
-/// A file for a class with shared prompts.
 fn small(tune: &str) -> TuneFile {
     let class =
         "requests = 60\nrate = 30\nclass = [{ name = \"a\", in = 512, out = 10, prefix_share = 0.5, e2el = \"2s\" }]";

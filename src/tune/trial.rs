@@ -11,9 +11,10 @@ use sluice_core::stats::Estimate;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
-    /// Compared with the best value so far, if any, and ended once it cannot win.
+    /// The setting is compared with the best value so far, if any; the trial ends once it cannot
+    /// win.
     Race(Option<f64>),
-    /// With new loads, and verified: the reported values.
+    /// With new loads, and verified: gives the reported values.
     Confirm,
     /// Roughly, by simulation, before any engine starts.
     Predict,
@@ -80,14 +81,14 @@ pub enum Outcome {
     Exceeds {
         /// The bound, such as `long.e2el.p99 <= 3300 ms`.
         bound: String,
-        /// The value with its unit; `None`: its requests fail, or there are none.
+        /// The value with its unit; `None`: requests fail, or there are none.
         value: Option<String>,
         /// The ratio to the bound: 1.2 is 20 % beyond it. [`NEVER`] without a value.
         ratio: f64,
     },
     /// The prefix caches held too few prompt tokens for the intended workload.
     ColdCache {
-        /// The share that they held.
+        /// The share that the caches held.
         hit_rate: f64,
         /// The least share.
         wanted: f64,

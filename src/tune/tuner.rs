@@ -1,13 +1,13 @@
 //! A tuning: predictions, the trials of a search, then the winner against the default.
 //!
-//! With [`Plan::prior`] every setting is first tried roughly in the laboratory, without engine
-//! time; predictions decide only the order of the trials.
+//! With [`Plan::prior`], up to [`MOST_PREDICTED`] settings are first tried roughly in the
+//! laboratory, without engine time. Predictions only guide the search.
 //!
 //! The best of many noisy values is too good by chance. So winner and default are measured again
 //! with new loads, and only this is reported: a certified rate for each, and the change with an
 //! interval. The winner wins if the interval is above zero and the gain not within the margin. For
-//! a front, the members are measured again, and the ones that none beats in both measures are
-//! reported.
+//! a front, up to [`MEMBERS`] members are measured again, and the ones that none beats in both
+//! measures are reported.
 
 use std::time::Duration;
 
@@ -32,9 +32,9 @@ use sluice_lab::Scenario;
 /// Settings confirmed before the tuning ends without a winner.
 const CONFIRMATIONS: usize = 3;
 const MEMBERS: usize = 6;
-/// The most predicted settings, chosen at random from more.
+/// The most predicted settings; from more, they are chosen at random.
 pub const MOST_PREDICTED: usize = 500;
-/// Distance of the seeds of predictions from the search's.
+/// Distance of the seeds of predictions from the seeds of the search.
 const PREDICTIONS: u64 = 1 << 32;
 const CONFIDENCE: f64 = 0.95;
 
@@ -89,7 +89,7 @@ pub struct Report {
     /// The winner against the default.
     pub comparison: Option<Comparison>,
     /// The confirmed settings of a front that none beats in both measures, the best in the
-    /// objective first. The winner has the best product.
+    /// objective first. The winner has the best product of both measures.
     pub front: Vec<Trial>,
     /// Whether the budget ended the search.
     pub out_of_budget: bool,
@@ -277,7 +277,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
     async fn confirm_front(&mut self) -> Result<Confirmed, TuneError> {
         let goal = &self.plan.goal;
         let members = front(self.trials.iter().filter(|trial| trial.is_search()), goal);
-        // Of many members, evenly spread ones, both ends included.
+        // Of many members, evenly spread ones are chosen, both ends included.
         let step = (members.len().saturating_sub(1) as f64 / (MEMBERS - 1) as f64).max(1.0);
         let places = (0..MEMBERS).map(|number| (number as f64 * step).round() as usize);
         let mut chosen: Vec<Setting> =

@@ -1,8 +1,8 @@
 //! The outcome of a system that misses objectives at every rate: the objective missed by most, and
 //! by how much.
 //!
-//! It is read from the last run, which had the lowest load. Requests cut off by the end of a trial
-//! do not count; failed ones miss by [`NEVER`].
+//! It is read from the last run, which had the lowest load. Requests cut off by the end of the run
+//! do not count; failed requests miss by [`NEVER`].
 
 use crate::trial::{NEVER, Outcome};
 use sluice_bench::{Outcome as Ended, Record, RunResult};

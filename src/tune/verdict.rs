@@ -2,8 +2,8 @@
 //!
 //! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`). A race
 //! ends as soon as the rate is not above the best so far: by the throughput at saturation, or by
-//! one failed trial at the best rate. It does not ask for the margin, which would add to the noise
-//! of a race.
+//! one failed trial at the best rate. A race does not require the margin, which would add to the
+//! noise.
 //!
 //! A measure is compared in pairs of runs with the same seed. A race ends when the interval of the
 //! pairs' mean log ratio lies on the worse side of zero, Bonferroni-corrected for all [`LOOKS`]. In
@@ -30,13 +30,11 @@ use sluice_lab::Measure;
 /// Looks at which a race of a measure may end: after 2, 4 and 8 runs, if more follow.
 const LOOKS: usize = 3;
 const CONFIDENCE: f64 = 0.95;
-/// Tolerance of rate searches in races (90 %).
+/// Tolerance of the rate search of a race.
 const COARSE: f64 = 0.05;
-/// The most trials of a rate search in a race.
 const RACE_TRIALS: usize = 30;
-/// The most trials of a rate search that predicts.
 const PREDICT_TRIALS: usize = 12;
-/// Tolerance of a confirmation's rate search (90 %).
+/// Tolerance of the rate search of a confirmation.
 const FINE: f64 = 0.025;
 const CONFIRM_TRIALS: usize = 60;
 /// Distance of the seeds of proofs from the confirmation's search.
@@ -191,7 +189,7 @@ async fn rate<S: System>(
     Ok(())
 }
 
-/// At most the rate that can be certified, by which races end as well.
+/// At most the rate that can be certified: races end by that rate, too.
 fn within(boundary: Estimate, most: f64) -> Estimate {
     Estimate { value: boundary.value.min(most), low: boundary.low.min(most), ..boundary }
 }
@@ -220,7 +218,7 @@ fn count(trial: &mut Trial, found: &SearchResult) {
     trial.requests += found.trials.iter().map(|run| run.requests as u64).sum::<u64>();
 }
 
-/// At most the throughput at saturation and the failed rate.
+/// At most the throughput at saturation, and the failed rate.
 fn guess(found: &SearchResult, floor: f64) -> f64 {
     let most = found.trials.iter().find_map(|run| match run.load {
         TrialLoad::Saturated(_) => Some(run.stats.throughput.value),
@@ -309,8 +307,8 @@ fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
     values.iter().map(|values| values[at]).collect()
 }
 
-/// Whether a race is lost: certainly worse than the best; with two measures, worse in both than one
-/// member of the front.
+/// Whether a race is lost: certainly worse than the best; with two measures, worse in both than
+/// some member of the front.
 fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
     let own = series(values, 0);
     let Some(against) = &goal.against else { return is_worse(&own, &best.runs, goal.sense(), LOOKS) };
@@ -320,7 +318,7 @@ fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
         .any(|[one, two]| is_worse(&own, one, goal.sense(), looks) && is_worse(&other, two, against.sense(), looks))
 }
 
-/// Whether pairs of runs show that the values are worse, with a confidence for `looks` such
+/// Whether pairs of runs show that the values are worse, with one confidence for `looks` such
 /// questions together.
 fn is_worse(values: &[f64], best: &[f64], sense: Sense, looks: usize) -> bool {
     let Change(change) = Change::of_pairs(&best[..values.len().min(best.len())], values, each_of(looks, CONFIDENCE));
@@ -359,7 +357,7 @@ mod tests {
             };
             seeds.filter(ends).count() as f64 / 2000.0
         };
-        // Two looks of three, one side of each interval: at most 1.7 %.
+        // Two of the three looks, one side of each interval: at most 1.7 %.
         assert!(ended(1.0) < 0.025, "{}", ended(1.0));
         assert!(ended(1.5) > 0.95, "{}", ended(1.5));
         assert!(ended(0.7) == 0.0);
@@ -432,7 +430,6 @@ mod tests {
         }
     }
 
-    // Each case is a search.
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(8))]
 

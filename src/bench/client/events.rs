@@ -1,12 +1,12 @@
-//! Parses a response stream into messages. Shares no code with the gateway's parser (`openai::sse`,
-//! `meter`), so that a mistake there shows in the results.
+//! Parses a response stream into messages. It shares no code with the gateway's parser
+//! (`openai::sse`, `meter`), so a mistake there shows in the results.
 //!
 //! Lines end with LF or CRLF; a byte order mark may come first. A line `data: <JSON>` is one
 //! message, `data: [DONE]` the end; JSON in several data lines is joined. Other lines are ignored,
 //! but data without choices and usage after `event: error` is an error.
 //!
-//! As in `vllm bench serve`, `null` counts as absent, and these messages are *token events*.
-//! Completions: `choices` is not empty (the text may be). Chat: a delta has non-empty content,
+//! As in `vllm bench serve`, `null` counts as absent, and some messages are *token events*. For
+//! completions: `choices` is not empty (the text may be). For chat: a delta has non-empty content,
 //! reasoning or calls; or empty content and no role, which excludes the first chunk.
 //!
 //! A top-level `error` is a failure whatever the HTTP status. So is `finish_reason` `abort`, which

@@ -1,8 +1,9 @@
 //! The client of the load generator: sends one request and returns the timing.
 //!
 //! TTFT counts from the caller's start, just before the request is sent, to the first token event,
-//! so it includes connection set-up; ITL between token events, E2EL to the last one. Failures have
-//! no timing. A client that leaves on purpose closes the connection, which is how vLLM notices it.
+//! so it includes connection set-up. ITL counts between token events, E2EL to the last one.
+//! Failures have no timing. A client that leaves on purpose closes the connection, which is how
+//! vLLM notices.
 //!
 //! Several targets are used in turn. The gateway's routing headers are kept. A request is sent
 //! once, except after a dead idle connection (`target`).
@@ -31,16 +32,16 @@ use crate::error::BenchError;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The longest error body that is read to reuse the connection, bytes.
+/// The longest error body that is read so that the connection can be reused, bytes.
 const MAX_REFUSAL: usize = 64 << 10;
 const MAX_REASON: usize = 300;
 const MAX_REASONS: usize = 16;
 /// Wait of a client that leaves before the first token.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
 const OPENING: usize = 32;
-/// Time limit for opening connections ahead, so that the first ones do not idle for long.
+/// Time limit for opening connections in advance, so that the first ones do not idle for long.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
-/// The most names of pools, backends and arms.
+/// The most names of pools, backends and arms that are kept.
 const MAX_NAMES: usize = 4_096;
 
 /// How the gateway routed a request, by the response headers. Empty without a gateway.
@@ -77,7 +78,7 @@ impl LoadClient {
         Self::trusting(Trust::System, urls, api, limit)
     }
 
-    /// [`LoadClient::new`] with a choice of trusted https servers.
+    /// [`LoadClient::new`] with a choice of the trusted https servers.
     pub fn trusting(trust: Trust, urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         let tls = TlsSettings::new(trust);
         if urls.is_empty() {

@@ -1,6 +1,6 @@
 //! The HTTP client that sends one request and measures the response.
 //!
-//! It shares no code with the gateway's request path: a fault there cannot hide here.
+//! It shares no code with the gateway's request path, so a fault there shows here.
 
 pub mod failure;
 pub mod events;

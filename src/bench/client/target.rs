@@ -1,8 +1,8 @@
 //! One server: the address and the idle connections.
 //!
-//! The most recently used idle connection is reused first. If it breaks before the first byte of a
-//! response, the request is sent again on a new connection; the latency still counts from the first
-//! send.
+//! The most recently used idle connection is reused first. If the connection breaks before the
+//! first byte of a response, the request is sent again on a new connection; the latency still
+//! counts from the first send.
 //!
 //! The task that waits for a response also polls the connection ([`HttpConnection::drive`]). With a
 //! second task, sending would wait for the scheduler: milliseconds with 500 streams on two cores.
@@ -33,7 +33,7 @@ use crate::client::failure::RequestFailure;
 use crate::client::tls::TlsSettings;
 use crate::error::BenchError;
 
-/// Longest reuse of an idle connection: vLLM closes it after 5 s.
+/// Longest idle time of a reused connection: vLLM closes it after 5 s.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
 type HyperConnection = Connection<TokioIo<Either<TcpStream, Box<TlsStream<TcpStream>>>>, Full<Bytes>>;
@@ -58,7 +58,7 @@ impl HttpConnection {
         .await
     }
 
-    /// The future that waits for the response returns errors.
+    /// The future that waits for the response returns the errors of the connection.
     fn advance(&mut self, context: &mut Context<'_>) {
         if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
             self.connection = None;
@@ -183,7 +183,6 @@ impl Target {
         }
     }
 
-    /// Opens a connection and keeps it; ignores a failure.
     pub(crate) async fn open(&self) {
         if let Ok(connection) = self.connect().await {
             self.put_back(connection).await;

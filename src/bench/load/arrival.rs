@@ -10,7 +10,7 @@
 //! | gamma | gaps from Gamma(shape b, scale 1/(r b)); *burstiness* b: 1 Poisson, less is burstier |
 //! | constant | request i at (i + 1)/r |
 //! | bursts | `size` requests every size/r seconds, the first burst at 0 |
-//! | ramp | gap before request i of N with the rate at i/(N - 1) of the way |
+//! | ramp | the gap before request i of N has the rate at i/(N - 1) of the way |
 //! | steps | rates in turn; the integral of the rate over a gap is from Gamma(b, 1/b) |
 //! | at once | all at 0 |
 //! | recorded | the arrival times of a trace |
@@ -248,7 +248,7 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     if shape.is_infinite() {
         return 1.0;
     }
-    // Below 1 the method needs a shape of one more and a power of a uniform.
+    // Below 1 the method takes a shape of one more, times a power of a uniform number.
     let (d, boost) = match shape < 1.0 {
         true => (shape + 2.0 / 3.0, (1.0 - rng.unit()).powf(1.0 / shape)),
         false => (shape - 1.0 / 3.0, 1.0),

@@ -48,8 +48,8 @@ pub enum PromptTokens {
 }
 
 impl PromptTokens {
-    /// Writes text with the tokens of `parts`, in a `whole` prompt minus the tokens that the server
-    /// adds. It needs no escaping.
+    /// Writes text with the tokens of `parts`; for a `whole` prompt, less the tokens that the
+    /// server adds. The text needs no escaping.
     pub(crate) fn push_text(&self, text: &mut String, parts: &mut [PromptPart], whole: bool) {
         match self {
             Self::Exact(exact) if whole => exact.push_prompt(text, parts),
@@ -83,7 +83,7 @@ pub(crate) enum Prompt<'a> {
 }
 
 impl BodyFields {
-    /// The extra fields may not replace fields that the measurement needs.
+    /// Checks that no extra field replaces a field that the measurement needs.
     pub fn check(&self) -> Result<(), BenchError> {
         match ["stream", "stream_options", "model", "prompt", "messages"]
             .into_iter()
@@ -184,7 +184,7 @@ fn push_prompt(body: &mut String, tokens: &PromptTokens, prompt: Prompt<'_>) {
     }
 }
 
-/// `write!` would take half of the time of a simulation.
+/// Writes the digits itself: `write!` would take half of the time of a simulation.
 fn push_id(body: &mut String, mut id: usize) {
     let mut text = *b"....................,";
     let mut from = text.len() - 1;

@@ -1,10 +1,10 @@
 //! One conversation: each turn is a request that contains the whole conversation so far.
 //!
-//! A turn includes the server's earlier responses, so the prefix cache is used as by real users.
+//! A turn includes the server's earlier responses, so it uses the prefix cache as real users do.
 //! All turns have the same class and adapter.
 //!
-//! Prompts are text, because responses carry no token ids. Conversations begin with a class's
-//! prefix of fixed length as a system prompt. Bounds: [`MAX_TURNS`].
+//! Prompts are text, because responses carry no token ids. A conversation begins with the class's
+//! [`PrefixKind::Extra`] prefix, if any, as a system prompt. Bounds: [`MAX_TURNS`].
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::load::session::{MAX_TURNS, Sessions};
 use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Sender, Workload};
 use crate::seed::{Purpose, rng_for};
 
-/// Marks segment ids (see [`LoadRequest::shared`]) of messages, not prefixes.
+/// Marks the segment ids (see [`LoadRequest::shared`]) of messages, which are not prefixes.
 const MESSAGE: u64 = 1 << 63;
 
 /// One conversation so far.

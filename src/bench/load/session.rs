@@ -1,6 +1,6 @@
 //! Settings of conversations: the number of turns, their lengths, and the time between them.
 //!
-//! Turn t of conversation s is request number s * [`MAX_TURNS`] + t; its user's message is a pure
+//! Turn t of conversation s is request number s * [`MAX_TURNS`] + t. The user's message is a pure
 //! function of the seed and that number. Later turns may have another prompt length than the class,
 //! but not another output length.
 
@@ -41,7 +41,7 @@ impl Sessions {
 }
 
 impl Workload {
-    /// With text prompts, which conversations need.
+    /// The workload with text prompts, which conversations need.
     #[must_use]
     pub fn with_text_prompts(self) -> Self {
         match self.tokens {

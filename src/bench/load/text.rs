@@ -2,7 +2,7 @@
 //!
 //! Without a tokenizer, a common short word stands for a token: nearly exact for large English
 //! vocabularies, far off for small ones. With a tokenizer, text consists of words that are one
-//! token each after a blank, so n words have n tokens. If a sample contradicts this
+//! token each after a blank, so n words have n tokens. If n sample words do not
 //! ([`ExactText::new`]), each text is encoded and cut at the right number of tokens.
 //!
 //! [`ExactText::adding`] sets the tokens that the server adds (special tokens, a chat template),
@@ -15,9 +15,8 @@ use tokenizers::Tokenizer;
 
 use sluice_core::base::Rng;
 
-/// Different words in a text.
 const MAX_WORDS: usize = 512;
-/// If a vocabulary has fewer longer words, single letters are words, too.
+/// If a vocabulary has fewer words of two letters or more, single letters are words, too.
 const FEW_WORDS: usize = 64;
 const REPEATED: usize = 8;
 const SAMPLE: u32 = 2_048;
@@ -32,7 +31,7 @@ pub(crate) struct PromptPart {
     pub(crate) count: u32,
 }
 
-/// After a blank, one token for common English models.
+/// Words that are one token after a blank for common English models.
 const WORDS: [&str; 32] = [
     "the", "time", "of", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
     "state", "family", "group", "country", "hand", "part", "place", "case", "week", "company", "system", "number",
@@ -96,7 +95,7 @@ impl ExactText {
         Self { vocabulary: Arc::new(list), added: 0 }
     }
 
-    /// For a server that adds `tokens` to each prompt.
+    /// The same for a server that adds `tokens` to each prompt.
     #[must_use]
     pub fn adding(&self, tokens: u32) -> Self {
         Self { vocabulary: Arc::clone(&self.vocabulary), added: tokens }
@@ -112,8 +111,8 @@ impl ExactText {
         self.vocabulary.count(text)
     }
 
-    /// Writes a prompt that has the tokens of `parts` once the server has added tokens; at least
-    /// one word.
+    /// Writes a prompt of at least one word that has the tokens of `parts` once the server has
+    /// added tokens.
     pub(crate) fn push_prompt(&self, text: &mut String, parts: &mut [PromptPart]) {
         let mut excess = self.added;
         let all: u32 = parts.iter().map(|part| part.count).sum();
@@ -131,7 +130,6 @@ impl ExactText {
         self.push(text, parts);
     }
 
-    /// Writes text with the tokens of `parts`.
     pub(crate) fn push(&self, text: &mut String, parts: &mut [PromptPart]) {
         let list = &*self.vocabulary;
         if list.additive {
@@ -183,7 +181,7 @@ impl WordList {
     }
 }
 
-/// One token after a blank, with `letters` letters or more (exactly 1 for 1).
+/// Words of at least `letters` letters (exactly 1 for 1) that are one token after a blank.
 fn words(tokenizer: &Tokenizer, letters: usize) -> Vec<Box<str>> {
     let lengths = if letters == 1 { 1..=1 } else { letters..=LONGEST };
     let mut found: Vec<Box<str>> = Vec::new();

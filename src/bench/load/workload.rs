@@ -6,11 +6,11 @@
 //! configurations can be tested with the same requests.
 //!
 //! A shared prefix of kind `Extra` is added before a prompt of the class's length
-//! (`--random-prefix-len`). `Share` replaces the first part: with `Share(0.6)`, the server should
-//! find 60 % of the prompt tokens in its prefix cache, except at the first use of a prefix. The
-//! cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is rounded to whole blocks, up or
-//! down at random; the mean stays exact. `run::scrape` measures the real hit rate. Bounds:
-//! [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS).
+//! (`--random-prefix-len`). `Share` replaces the first part of the prompt: with `Share(0.6)`, the
+//! server should find 60 % of the prompt tokens in the prefix cache, except at the first use of a
+//! prefix. The cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is rounded to whole
+//! blocks, up or down at random; the mean stays exact. `run::scrape` measures the real hit rate.
+//! Bounds: [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS).
 
 use std::fmt;
 use std::sync::Arc;
@@ -136,8 +136,8 @@ pub struct LoadRequest {
     pub session: Option<(u64, u32)>,
     /// Prompt tokens (exact for token ids).
     pub prompt_tokens: u32,
-    /// Whether the prompt was generated to have `prompt_tokens`; a file's prompts are counted or
-    /// estimated.
+    /// Whether the prompt was generated to have `prompt_tokens`. The prompts of a file are counted
+    /// or estimated.
     pub generated: bool,
     /// Requested output tokens.
     pub output_tokens: u32,
@@ -299,7 +299,6 @@ impl Workload {
         }
     }
 
-    /// The user of request or conversation number `ordinal`.
     pub(crate) fn user_of(&self, ordinal: u64) -> Option<u32> {
         let users = self.users as usize;
         (users > 0).then(|| rng_for(self.seed, Purpose::User, ordinal).below(users) as u32)

@@ -2,9 +2,9 @@
 //!
 //! TTFT is the wait for room on a backend (queue), the time from sending the request to the first
 //! token (engine: the engine's queue and the prefill), and the rest (elsewhere: reading,
-//! connecting, repeated attempts). A request's cause is the largest part. For the engine it also
-//! says how many earlier prompts were unfinished; if few, whether the time was unusual for the
-//! length of the prompt.
+//! connecting, repeated attempts). A request's cause is the largest part. If that is the engine,
+//! the cause also says how many earlier prompts were unfinished, or if few were, whether the time
+//! was unusual for the length of the prompt.
 //!
 //! Bounds: [`SLOWEST`], [`REASONS`].
 
@@ -19,8 +19,8 @@ const REASONS: usize = 50;
 /// An engine's time is unusual from this multiple of the median for the range of lengths.
 const UNUSUAL: f64 = 3.0;
 
-/// From this many unfinished earlier prompts on, they are the cause: in a burst the usual time is
-/// itself long.
+/// From this many unfinished earlier prompts on, they are the cause: in a burst the usual time
+/// itself is long.
 const CROWD: usize = 3;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,7 +37,7 @@ impl Parts {
         Some(Self { ttft, queue, engine, elsewhere: (ttft - queue - engine).max(0.0) })
     }
 
-    /// Mean parts and number of all streams and of the slowest hundredth.
+    /// Mean parts and number, of all streams and of the slowest hundredth.
     pub(super) fn means(entries: &[&Entry]) -> Option<[(usize, Self); 2]> {
         let mut all: Vec<Self> = entries.iter().filter_map(|entry| Self::of(entry)).collect();
         all.sort_by(|one, other| one.ttft.total_cmp(&other.ttft));
@@ -137,7 +137,7 @@ pub(super) fn slowest<'a>(entries: &'a [Entry], most: usize) -> Vec<(&'a Entry, 
     all.into_iter().map(|entry| (entry, cause(entry, &usual, before(entry, entries)))).collect()
 }
 
-/// Number and tokens of earlier prompts that the engine of `entry` had not finished.
+/// Number and tokens of earlier prompts that were unfinished on the engine of `entry`.
 fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
     let times = |entry: &Entry| {
         let (ttft, engine) = (entry.ttft?, entry.engine?);

@@ -117,7 +117,7 @@ fn by_time(entries: &[Entry], classes: &BTreeMap<String, Group<'_>>) -> Section 
         let series = plotted.iter().map(|(name, entries)| ((*name).clone(), points(entries))).collect();
         Dots { title: title.to_owned(), x: x.clone(), y: y.to_owned(), series, connected: true, ..Dots::default() }
     };
-    // Queue times are often close to 0: a logarithmic axis would show differences of microseconds.
+    // Queue times are often close to 0, where a logarithmic axis would show microseconds.
     let latency = |dots: Dots| Dots { may_be_log: true, ..dots };
     let dots = vec![
         course("Requests", &format!("per {}", interval.name), &|entries| Some(entries.len() as f64)),

@@ -195,7 +195,7 @@ impl Day {
 }
 
 /// Copies the lines about requests that arrived from `from` until before `to`, seconds since 1970.
-/// Skips lines that are not records: [`Day::read`] has reported them.
+/// Skips lines that are not records, which [`Day::read`] has reported.
 pub fn copy_between(text: impl BufRead, (from, to): (f64, f64), out: &mut impl Write) -> std::io::Result<()> {
     for line in text.split(b'\n') {
         let line = line?;

@@ -1,6 +1,6 @@
 //! Cells and rows of the tables of a report: counts, percentiles, shares.
 //!
-//! TTFT and queue time are of all requests that have them, TPOT and E2EL of completed ones, because
+//! TTFT and queue time are of all requests that have them. TPOT and E2EL are of completed requests:
 //! a response that was cut off is short for the wrong reason.
 
 use super::Entry;

@@ -1,8 +1,9 @@
 //! The worst period of some records, on which to try other settings.
 //!
 //! It has the most requests that failed or missed an objective; without any, the longest P99 of
-//! TTFT (E2EL if not streamed). Periods of [`PERIOD`] begin half a period apart; those with fewer
-//! than [`REQUESTS_MIN`] requests count only if all are that small.
+//! TTFT (E2EL if not streamed). Periods of [`PERIOD`] begin half a period apart. A period needs
+//! [`REQUESTS_MIN`] requests, or all if there are fewer; if no period has them, the first one
+//! counts.
 
 use super::Entry;
 use super::table::{count, quantile};

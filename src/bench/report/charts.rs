@@ -3,8 +3,8 @@
 //!
 //! Latencies are in milliseconds if the largest is below 10 s, otherwise in seconds. Distributions
 //! show up to [`MOST_POINTS`] values; of more, every n-th in sorted order, and both ends. A series
-//! over time has at most [`MOST_DOTS`] dots: of more requests, a dot is the slowest of several, so
-//! that no tail is hidden, and the caption says so.
+//! over time has at most [`MOST_DOTS`] dots. Of more requests, a dot shows the slowest of several,
+//! so that no tail is hidden, and the caption says so.
 
 use std::collections::BTreeSet;
 

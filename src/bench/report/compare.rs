@@ -47,7 +47,6 @@ pub struct CompareOptions {
 }
 
 impl Default for CompareOptions {
-    /// Confidence 95 %, margin 5 %, 1 percentage point.
     fn default() -> Self {
         Self { confidence: 0.95, margin: 0.05, points: 0.01 }
     }
@@ -174,7 +173,7 @@ fn of_class(run: &RunResult, by: SliceBy, name: &str) -> RunResult {
     RunResult { config: run.config.clone(), duration: run.duration, requests, ..RunResult::default() }
 }
 
-/// The metrics of two results or of one class. Throughputs and gaps between tokens describe
+/// The metrics of two results, or of one class. Throughputs and gaps between tokens describe
 /// servers, so a class has none.
 fn pairs(a: &RunResult, b: &RunResult, class: Option<&str>) -> Vec<MetricSpec> {
     let pair = |name: &str, unit, sense, estimate: Estimator| {
@@ -289,8 +288,8 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         windows[((ended / length) as usize).min(WINDOWS - 1)] += of(record) as f64;
     }
     let value = windows.iter().sum::<f64>() / run.duration;
-    // The load generator draws the arrivals of an open loop. Their randomness is not the server's,
-    // so only the difference of completions and arrivals in a window counts.
+    // The load generator draws the arrivals of an open loop, so their randomness is not the
+    // server's: only the difference of completions and arrivals in a window counts.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
         for record in &run.requests {

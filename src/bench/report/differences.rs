@@ -98,7 +98,7 @@ fn sentence(name: &str, was: &str, is: &str) -> String {
     format!("{name} was '{was}' in A and '{is}' in B")
 }
 
-/// Whether it is part of the load, name and value. An empty value is unknown.
+/// Settings: whether each is part of the load, name and value. An empty value is unknown.
 fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     let ramp = config.ramp.as_ref().map_or_else(
@@ -107,7 +107,7 @@ fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     );
     // Files of other tools do not hold the seed.
     let seed = if config.version.is_empty() { String::new() } else { config.seed.to_string() };
-    // The number of requests is then the length of the queue.
+    // With all requests at once, their number is the length of the queue.
     let many = config.arrival == "at once";
     [
         (false, "model", config.model.clone()),

@@ -68,7 +68,7 @@ pub(super) struct FlagDifference {
     pub(super) is: String,
 }
 
-/// Flags that differ and that no field of both results covers. `None` if a command line is missing.
+/// Flags that differ and that no field of both results covers; none if a command line is missing.
 pub(super) fn flags(a: &RunConfig, b: &RunConfig) -> Vec<FlagDifference> {
     if a.arguments.is_empty() || b.arguments.is_empty() {
         return Vec::new();

@@ -11,9 +11,7 @@
 //! So there is no knee if throughput still grows at the end of the sweep, or if its curve is
 //! smooth.
 
-/// Limit on the ratio of the slopes.
 const FLAT: f64 = 0.25;
-/// Least share of the highest throughput.
 const HIGH: f64 = 0.85;
 const POINTS: usize = 5;
 /// Positions tried, between the second point and the last but one.
@@ -68,7 +66,7 @@ fn fit(points: &[(f64, f64)], at: Option<f64>) -> Option<Fit> {
     Some(Fit { start, slope, bend, squared_error })
 }
 
-/// Solves three linear equations by Gaussian elimination with pivoting; `None`: no unique solution.
+/// Gaussian elimination with pivoting; `None`: no unique solution.
 fn solve(mut rows: [[f64; 4]; 3]) -> Option<[f64; 3]> {
     for column in 0..3 {
         let pivot = (column..3).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;

@@ -1,8 +1,7 @@
 //! Several runs in one plot: their names, and their distributions of each measure.
 //!
-//! Often, two runs of one load are compared. Each has a unique name: label and varied setting; if
-//! needed, the file name, and a number. Bounds: [`MOST_RUNS`], as many as there are separate
-//! colours.
+//! Each run has a unique name: label and varied setting; if needed, the file name, and a number.
+//! Bounds: [`MOST_RUNS`], as many as there are separate colours.
 
 use std::path::Path;
 
@@ -45,7 +44,7 @@ fn distinguish(names: &mut [String], appendix: impl Fn(usize) -> String) {
     }
 }
 
-/// For all requests, or for each class if the runs share several.
+/// Plots of all requests, or of each class if the runs share several.
 pub(super) fn overlays(runs: &[RunResult], names: &[String], measures: &[(&str, &str)]) -> Vec<Plot> {
     let shown: Vec<&RunResult> = runs.iter().take(MOST_RUNS).collect();
     let parts: Vec<Vec<(String, Metrics)>> = shown.iter().map(|run| slices(run, SliceBy::plotted(run))).collect();

@@ -1,7 +1,6 @@
 //! The HTML around numbers and plots: head, tiles, tables, folded sections.
 //!
-//! Callers pass plain text, which is escaped here. Cards are in one column on a phone, in two on a
-//! desktop; wide tables scroll.
+//! Callers pass plain text, which is escaped here.
 
 use std::fmt::Write as _;
 

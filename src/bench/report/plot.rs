@@ -219,7 +219,7 @@ impl Plot {
         }
     }
 
-    /// A label is on the side with more space.
+    /// Each label is on the side with more space.
     fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
         for (row, mark) in self.marks.iter().enumerate() {
             let at = x.at(mark.at);

@@ -15,8 +15,8 @@ pub(super) struct Scale {
 
 impl Scale {
     /// An axis from `low` at position `from` to `high` at position `to`. An empty range is widened,
-    /// not beyond 0: a time or a count has no negative values. With `low` not above 0, the axis is
-    /// linear.
+    /// but not beyond 0: a time or a count has no negative values. If `low` is not above 0, the
+    /// axis is linear.
     pub(super) fn new(low: f64, high: f64, log: bool, from: f64, to: f64) -> Self {
         let log = log && low > 0.0;
         let (low, high) = match (high > low, log) {
@@ -36,7 +36,6 @@ impl Scale {
         self.log
     }
 
-    /// The position of `value`, limited to the axis.
     pub(super) fn at(&self, value: f64) -> f64 {
         let part = match self.log {
             true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),

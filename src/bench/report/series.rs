@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 use super::scale::{Scale, short};
 
 pub(super) const TARGETS_MAX: usize = 48;
-/// Dashes for each colour.
 pub(super) const DASHES: [&str; 5] = ["", "7 4", "2 3", "10 3 2 3", ""];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +78,7 @@ impl Series {
         let _ = write!(out, "{shape} stroke=\"var(--s{color})\">{title}{end}");
     }
 
-    /// Texts of dots have no labels of axes, because plots have many dots.
+    /// The text of a dot has no labels of axes, because plots have many dots.
     fn title(&self, (x, y): (f64, f64), labels: Option<(&str, &str)>) -> String {
         let (name, x, y) = (escape(&self.name), short(x), short(y));
         match labels {
@@ -89,7 +88,7 @@ impl Series {
     }
 }
 
-/// For an element, or an attribute in double quotes.
+/// Escapes a text for an element, or for an attribute in double quotes.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

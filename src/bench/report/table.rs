@@ -79,7 +79,7 @@ pub fn block(result: &RunResult, metrics: &Metrics) -> String {
     line(&mut text, "Peak concurrent requests:", metrics.peak_requests as f64);
     let total = metrics.known_output().map(|output| metrics.per_second(metrics.input_tokens + output));
     known(&mut text, "Total token throughput (tok/s):", total.map(two));
-    // The median is the 50th percentile: only a user who asked for it sees both.
+    // The median is the 50th percentile: only a user who asked for that percentile sees both.
     let asked = config.arguments.iter().any(|argument| argument.starts_with("--metric-percentiles"));
     let percentiles: Vec<f64> = config.percentiles.iter().copied().filter(|p| asked || *p != 50.0).collect();
     for (name, short, long) in MEASURES {

@@ -1,7 +1,7 @@
 //! One line of CSV for each request, for spreadsheets and scripts.
 //!
-//! Times are in seconds. An empty field does not apply. Only the longest gap between tokens is
-//! written. RFC 4180 decides about quotes.
+//! Times are in seconds. An empty field does not apply. Of the gaps between tokens, only the
+//! longest is written. RFC 4180 decides about quotes.
 
 use std::io::{self, Write};
 

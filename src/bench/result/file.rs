@@ -3,8 +3,8 @@
 //!
 //! A file is one JSON object, or several in a row (a sweep, or `--append-result`). The top level
 //! has the keys and the arithmetic of `vllm bench serve`, so that the same scripts work; `sluice`
-//! holds the whole [`RunResult`]. It omits gaps between tokens, which take most of the space, if
-//! the top level has them, or if there are more than [`MAX_GAPS`]. Texts are not read back.
+//! holds the whole [`RunResult`], without the gaps between tokens (most of the space) if the top
+//! level has them, or if there are more than [`MAX_GAPS`]. Texts are not read back.
 //!
 //! Files of `vllm bench serve` and `vllm-rs bench serve` can be read, too. Requests are
 //! reconstructed from the arrays of `--save-detailed`; without these, only [`RunResult::reported`]
@@ -200,7 +200,6 @@ pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
     .collect()
 }
 
-/// Arrays that only `--save-detailed` writes.
 fn detailed_arrays(result: &RunResult) -> Map<String, Value> {
     let error = |record: &Record| match &record.outcome {
         Outcome::Completed => json!(""),

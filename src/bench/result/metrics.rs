@@ -101,8 +101,8 @@ pub struct Metrics {
     pub unfinished: u64,
     /// Completed requests that met all objectives.
     pub good: u64,
-    /// For each judged request in the order of the records: whether the objectives were met, and
-    /// the latency (infinite for a failure).
+    /// For each judged request in the order of the records: whether it met the objectives, and the
+    /// latency (infinite for a failure).
     pub judgements: Vec<(bool, f64)>,
     /// Prompt tokens of completed requests.
     pub input_tokens: u64,

@@ -81,12 +81,12 @@ pub struct RunConfig {
     pub percentiles: Vec<f64>,
     /// Measures to report: `ttft`, `tpot`, `itl`, `e2el`.
     pub percentile_metrics: Vec<String>,
-    /// Kinds of requests, the index of [`Record::class`].
+    /// Kinds of requests, indexed by [`Record::class`].
     pub classes: Vec<ClassConfig>,
-    /// The gateway's classes, the index of [`Record::gateway_class`]; empty: reports use `classes`.
+    /// The gateway's classes, indexed by [`Record::gateway_class`]; empty: reports use `classes`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gateway_classes: Vec<GatewayClass>,
-    /// LoRA adapters in the mix, the index of [`Record::adapter`].
+    /// LoRA adapters in the mix, indexed by [`Record::adapter`].
     pub adapters: Vec<String>,
     /// The seed of all randomness.
     pub seed: u64,

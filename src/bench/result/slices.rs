@@ -1,6 +1,6 @@
 //! Statistics of slices of a run: the requests of one class, adapter, pool, backend or arm.
 //!
-//! Classes are the gateway's (`[[class]]`, set by [`divide`]), otherwise the load's.
+//! Classes are the gateway's (`[[class]]`, set by [`divide`]), otherwise the classes of the load.
 //!
 //! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to
 //! the rate of the run. Load classes with the same name form one slice, in which each request is
@@ -99,7 +99,7 @@ impl SliceBy {
 
 /// Divides a result by the gateway's `classes`. `of`: the index of a request's class.
 ///
-/// Adds a warning for each class of the load that has the name of a class of the gateway and other
+/// Adds a warning for each class of the load that has the name of a gateway's class but other
 /// requests.
 pub fn divide(result: &mut RunResult, classes: Vec<GatewayClass>, of: impl Fn(&Record) -> usize) {
     for record in &mut result.requests {

@@ -21,7 +21,7 @@ use crate::result::record::{Record, RunConfig, RunResult};
 pub const THRESHOLD: f64 = 0.95;
 /// Slots over which requests in flight of an open loop are averaged.
 pub const SLOTS: usize = 100;
-/// A window below this, or below a tenth of the run, gets a note; seconds.
+/// A window shorter than this, or than a tenth of the run, gets a note; seconds.
 pub const SHORT: f64 = 10.0;
 /// The fewest requests that can show growth.
 const TREND_REQUESTS: usize = 50;
@@ -65,7 +65,7 @@ pub struct Steady {
     pub metrics: Metrics,
 }
 
-/// The steady window of a run. Recorded and changing rates have none. (Over the whole run, N
+/// The steady window of a run; `None` for recorded and changing rates. (Over the whole run, N
 /// requests at rate r to a perfect server only give a throughput of N / (N/r + last latency).)
 pub fn steady(result: &RunResult) -> Option<Steady> {
     let changes = changes(&result.requests);
@@ -131,7 +131,7 @@ pub fn growth(result: &RunResult) -> Option<(f64, f64)> {
     let levels = levels(&changes, start, end);
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
     let (first, last) = (mean(&levels[..SLOTS / 3]), mean(&levels[SLOTS - SLOTS / 3..]));
-    // By half or more, and by five standard deviations of a Poisson distribution.
+    // Grown by half or more, and by five standard deviations of a Poisson distribution.
     let grown = third > 0.0 && last > first * 1.5 && last - first > 5.0 * first.max(1.0).sqrt();
     grown.then_some((first, last))
 }

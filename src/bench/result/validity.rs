@@ -1,7 +1,7 @@
 //! Warnings about a run that was limited by the load generator, which then measures its own delays.
 //!
-//! If nothing completed, the server was the limit, so there is no warning about the client. Results
-//! are not corrected.
+//! If nothing completed, the server was the limit, so the client gets no warning. Results are not
+//! corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};

@@ -4,7 +4,7 @@
 //! resolution of tokio's timers, the machine was busy, and every measured time may be too long by
 //! that amount. CPU time is of the whole process; in the demo it includes engines and gateway.
 //!
-//! Bounds: 8 bytes a tick, [`MAX_TICKS`] ticks; later ones count for the maximum only.
+//! Bounds: 8 bytes for each of [`MAX_TICKS`] ticks; later ticks count for the maximum only.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use crate::result::record::{Ramp, RunConfig};
 pub const LEAD: Duration = Duration::from_millis(20);
 /// Maximum time for building prompts and opening connections before a request is due.
 pub const MAX_LEAD: Duration = Duration::from_secs(5);
-/// Planned time for building a prompt, per token: several times the real one.
+/// Planned time for building a prompt, per token: several times the real time.
 const BUILD_TIME: Duration = Duration::from_nanos(100);
 const CONNECT_TIME: Duration = Duration::from_millis(1);
 /// Default bound on requests in flight, each with a file descriptor.

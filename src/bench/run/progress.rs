@@ -63,7 +63,7 @@ impl From<&Record> for InFlight {
     }
 }
 
-/// Called by the task that sends the request, so it must be fast.
+/// The task that sends the request calls it, so it must be fast.
 #[derive(Default)]
 struct Observer(Option<Box<ObserverFn>>);
 

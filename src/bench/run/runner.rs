@@ -1,8 +1,8 @@
 //! Runs a plan from the first request to the result.
 //!
-//! Open loop: each request has its own task, which starts `RunPlan::lead` before the due time, so
-//! that even a long prompt is built in time. Closed loop: each request in flight has a task, which
-//! builds the next request and sends it when the last has ended. With sessions, both send
+//! Open loop: each request has a task, which starts `RunPlan::lead` before the due time, so that
+//! even a long prompt is built in time. Closed loop: each request in flight has a task, which
+//! builds the next request and sends it when the last has ended. With sessions, the tasks send
 //! conversations.
 //!
 //! A run lasts until the last request has ended, as in `vllm bench serve`. A stopped run abandons

@@ -73,7 +73,7 @@ impl Scraper {
             let last = scrape(&server.target, &server.headers).await;
             let mut history = server.history.lock();
             if let Some(last) = last {
-                // Only the counters count after the requests.
+                // No request runs any more, so only the counters of this sample count.
                 history.last = last;
             }
             sides.push(history.side());

@@ -169,7 +169,7 @@ fn fill_routing(record: &mut Record, routing: RoutingInfo) {
     record.queue_wait = routing.queue.map(|queue| queue.as_secs_f64());
 }
 
-/// Writes the outcome into `record` and returns the response's text.
+/// Returns the response's text.
 fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Option<String> {
     match exchange {
         Exchange::Abandoned => record.outcome = Outcome::Unfinished,

@@ -1,5 +1,5 @@
-//! The coarse phase: from a given rate it goes up or down until one rate holds and a higher one
-//! fails, then tries the geometric middle.
+//! The coarse phase: starting at a given rate, it goes up or down until one rate holds and a higher
+//! one fails. Then it tries the geometric middle until the bracket is narrow.
 //!
 //! Short trials may be wrong by a few percent near the boundary, so the bracket is not narrowed
 //! below [`COARSE`]. Bounds: the search gives up at [`GIVE_UP`] of the rate of single requests.

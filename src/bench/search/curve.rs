@@ -14,14 +14,14 @@
 //! Because of the clusters, the log-likelihood is divided by the dispersion phi (quasi-likelihood;
 //! McCullagh and Nelder, 9.2): Pearson's statistic per degree of freedom at the best pair, with few
 //! trials at least the mean design effect inside them, inflated for the few degrees of freedom.
-//! Some misses occur at any rate ([`BACKGROUND`]), so one far below the boundary has little weight.
+//! Some misses occur at any rate ([`BACKGROUND`]), so a miss far below the boundary has little
+//! weight.
 
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::Dependence;
 
-/// Confidence of intervals.
 pub(super) const CONFIDENCE: f64 = 0.9;
-/// Exponents from 4 by factors of 1.5 to 500.
+/// Steepnesses b: from 4 by factors of 1.5 to 500.
 const SLOPES: usize = 13;
 const GENTLEST: f64 = 4.0;
 const SLOPE_STEP: f64 = 1.5;

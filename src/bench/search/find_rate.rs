@@ -30,7 +30,6 @@ use super::trial::{
     TrialVerdict,
 };
 
-/// Counted requests of the trial with one stream.
 const STREAM_REQUESTS: usize = 30;
 const STREAM_WARMUP: usize = 2;
 /// The first rate, as a share of the saturated throughput.
@@ -44,8 +43,8 @@ const SLACK_RISK: f64 = 0.01;
 const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
 /// Bound on the reported rate, as a share of the saturated throughput.
 const DRAIN_SHARE: f64 = 0.97;
-/// Least share of the saturated throughput that its interval allows: responses of equal length end
-/// in waves, which makes the interval too wide.
+/// The lower end of the throughput's interval counts as at least this share of the throughput:
+/// responses of equal length end in waves, which makes the interval too wide.
 const DRAIN_LOW_LIMIT: f64 = 0.98;
 const PROOF_RESERVE: usize = 8;
 /// Rates of samples, as quantiles of the boundary: different ones, for the slope.

@@ -1,9 +1,9 @@
 //! Groups of requests that are judged separately: each class and, in it, each adapter that is not
 //! rare.
 //!
-//! So a small class or adapter is not sacrificed. Adapters with fewer than [`RARE`] of the requests
-//! form one group with the base model, because judging each would take too many requests. Groups
-//! are numbered class by class, from the base model on.
+//! So the search does not sacrifice a small class or adapter. Adapters with fewer than [`RARE`] of
+//! the requests form one group with the base model, because judging each of them would take too
+//! many requests. Groups are numbered class by class, beginning with the base model.
 
 use super::judge::Judge;
 use crate::load::workload::Workload;
@@ -28,8 +28,8 @@ impl Groups {
         Self { slos, names: Vec::new(), adapters: Vec::new() }
     }
 
-    /// A group for each class and each adapter that is not rare. `shares`: of the requests, by
-    /// adapter.
+    /// A group for each class and each adapter that is not rare. `shares`: the share of the
+    /// requests of each adapter.
     pub fn each(classes: &[ClassConfig], adapters: &[String], shares: &[f64]) -> Self {
         let mut kinds = vec![String::new()];
         let mut group = |place: usize, name: &String| {

@@ -1,8 +1,9 @@
 //! Decides one trial: whether the objectives hold at a rate.
 //!
 //! The *SLO ratio* of a request is the largest ratio of a measure to the bound; up to 1, objectives
-//! are met. It is infinite for a failed request and for one in flight that is too late. Misses are
-//! known later than hits, so requests count in the order due, once all earlier ones are known.
+//! are met. It is infinite for a failed request, and for a request in flight that is too late.
+//! Misses are known later than hits, so requests count in the order due, once all earlier ones are
+//! known.
 //!
 //! - A **look** fails with more misses than the trial's length allows. From [`EARLIEST`] of the
 //!   length on, it holds if Wald's test prefers half the allowed misses to twice as many.
@@ -16,12 +17,9 @@ use sluice_core::stats::{Estimate, RatioTest, TestState, Trend, proportion};
 
 use super::trial::{TrialKind, TrialRule, TrialVerdict};
 
-/// The longest extension of a proof, in lengths.
 const MAX_EXTENSION: usize = 4;
 const CONFIDENCE: f64 = 0.95;
-/// Share of the length from which a look may hold.
 const EARLIEST: f64 = 0.5;
-/// Multiple of the allowed misses that ends a sample.
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
 const LOOK_ERROR: f64 = 0.05;
@@ -137,7 +135,7 @@ impl Judge {
         self.known.saturating_sub(self.rule.warmup)
     }
 
-    /// Whether each counted request met its objectives, in the order due: the requests before the
+    /// Whether each counted request met the objectives, in the order due: the requests before the
     /// first unknown one, or all known ones if misses after it ended the trial.
     pub fn hits(&self) -> Vec<bool> {
         self.series().map(|request| request.is_hit()).collect()
@@ -159,7 +157,7 @@ impl Judge {
         self.groups.len().max(1)
     }
 
-    /// The group with the lowest attainment, and its attainment.
+    /// The group with the lowest attainment, and that attainment.
     pub fn worst(&self) -> (usize, Estimate) {
         let of_group = |group: usize| {
             (group, proportion::of_series_with(&self.hits_of(group), &self.ratios_of(group), CONFIDENCE))

@@ -60,6 +60,7 @@ impl LiveTrial {
     /// requests have ended.
     ///
     /// # Errors
+    /// The plan is invalid; nothing was sent.
     pub async fn run(self, client: &Arc<LoadClient>, judge: &mut Judge) -> Result<(TrialStats, RunResult), BenchError> {
         let mut running = run(&self.plan, client, &self.progress);
         let mut ticks = tokio::time::interval(CHECK_EVERY);

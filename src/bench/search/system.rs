@@ -10,8 +10,8 @@ pub trait SystemUnderTest {
     /// Why a trial was not possible.
     type Error;
 
-    /// Runs `trial` and records each request with `judge` by number in the order due: with the SLO
-    /// ratio when it has ended, or with infinity as soon as its objectives cannot be met. Returns
+    /// Runs `trial`. Records each request with `judge`, by number in the order due: with the SLO
+    /// ratio when it has ended, or with infinity as soon as the objectives cannot be met. Returns
     /// when all requests are recorded, or when the judge has a verdict; requests in flight are then
     /// abandoned.
     ///

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean};
 
-/// Least share of due requests sent that allows a verdict.
+/// Least share of the due requests that must be sent for a verdict.
 pub const DELIVERED: f64 = 0.97;
 
 /// The goal of a search, and how thorough it is.
@@ -18,14 +18,14 @@ pub struct SearchGoal {
     /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues can
     /// grow.
     pub longest_bound: f64,
-    /// The relative width, at 90 % confidence, at which the rate is known.
+    /// The relative half-width of the 90 % interval at which the rate counts as known.
     pub tolerance: f64,
     /// The fewest requests of a look; samples and proofs have three times as many.
     pub requests: usize,
     /// The most trials.
     pub max_trials: usize,
-    /// The search gives up early if the highest rate, or [`SearchResult::most`], is not above this:
-    /// to compare systems, at most another system's `most`.
+    /// The search gives up early if the highest rate, or [`SearchResult::most`], is not above this
+    /// rate. To compare systems, give at most the other system's `most`.
     pub floor: Option<f64>,
     /// Whether to prove the rate, not only to estimate the boundary.
     pub prove: bool,

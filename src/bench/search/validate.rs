@@ -4,7 +4,7 @@
 //! prompts are counted together, group by group. The rate holds if in every group the share of hits
 //! reaches the target and the long-run share is above the target less the slack (97.5 %
 //! confidence), and if latencies grow in no proof. If only the long-run share is too uncertain,
-//! there are more proofs. Otherwise all is repeated at [`STEP_DOWN`] of the rate. Bounds: [`MORE`],
+//! more proofs follow. Otherwise all is repeated at [`STEP_DOWN`] of the rate. Bounds: [`MORE`],
 //! [`MAX_STEPS`].
 
 use sluice_core::stats::{Estimate, proportion};
@@ -47,7 +47,7 @@ pub async fn validate<S: SystemUnderTest>(
         let mut pooled = Pooled::default();
         let mut own = 0;
         while own < repeats.max(1) * MORE {
-            // A proof would end when it alone has too many misses.
+            // A proof would end once it alone has too many misses.
             let rule = TrialRule { kind: TrialKind::Sample, ..goal.rule(rate, TrialKind::Proof) };
             let mut judge = Judge::new(rule);
             let seed = nth_seed(goal.seed, proofs as u64);

@@ -1,7 +1,7 @@
 //! Measures how many tokens the server adds to a text, with two short requests before the run.
 //!
 //! A template lengthens a chat prompt, and special tokens lengthen a completion prompt. The `usage`
-//! of two requests of different lengths shows how many tokens are added, also by a gateway or a
+//! of two requests of different lengths shows how many tokens are added, also by a gateway or by a
 //! system prompt on the way, and whether the server counts as `--tokenizer` does. If the probe
 //! fails, a note says so.
 

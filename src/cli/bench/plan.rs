@@ -1,8 +1,7 @@
 //! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
 //! Everything that needs no server is checked before a request is sent: flags that contradict each
-//! other and data sets that cannot be read are wrong usage. [`Setup::runs`] turns a sweep into one
-//! plan for each run. `requests` builds the workload.
+//! other and data sets that cannot be read are wrong usage. `requests` builds the workload.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,7 +152,7 @@ impl Setup {
     }
 }
 
-/// Header values and passwords in addresses are masked.
+/// The arguments, with header values and passwords in addresses masked.
 fn arguments(given: impl Iterator<Item = String>) -> Vec<String> {
     let masked = |text: &str| format!("{}={MASK}", text.split('=').next().unwrap_or_default());
     let mut header = false;

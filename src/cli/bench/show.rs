@@ -49,8 +49,10 @@ impl<'a> Output<'a> {
         Ok(Self { args: output, varied: sweep.then(|| setup.varied()), path, results: Vec::new(), csv })
     }
 
+    /// Saves, prints and keeps a result.
+    ///
     /// # Errors
-    /// If it cannot be saved; it is printed and kept nevertheless.
+    /// The result cannot be saved; it is printed and kept nevertheless.
     pub(super) fn add_run(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
         let first = self.results.is_empty();
         self.results.push((name.to_owned(), result));

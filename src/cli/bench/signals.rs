@@ -14,7 +14,6 @@ impl StopSignals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Returns when one of them arrives.
     pub(in crate::cli) async fn received(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

@@ -29,7 +29,7 @@ fn comparisons_know_every_alias_and_default_of_the_flags() {
         let Some(name) = argument.get_long().map(|name| format!("--{name}")) else { continue };
         let others = argument.get_all_aliases().unwrap_or_default();
         aliases.extend(others.iter().map(|alias| (format!("--{alias}"), name.clone())));
-        // A search saves no result, and a switch that is off is not given.
+        // A search saves no result, and a switch has no default value.
         let takes_a_value = argument.get_action().takes_values();
         if takes_a_value && !is_covered(&name) && !name.starts_with("--find-rate") {
             let value = argument.get_default_values().first().map(|value| value.to_string_lossy().into_owned());

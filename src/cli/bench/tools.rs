@@ -1,8 +1,8 @@
 //! `sluice bench report` and `sluice bench compare`: commands for saved results.
 //!
-//! They read files of `--save-result` (and of `vllm bench serve`, if these hold single requests),
-//! which may hold a sweep. Exit codes: 0 done, with any verdict; 1 a file cannot be read or
-//! written; 2 wrong usage.
+//! They read files of `--save-result` (and of `vllm bench serve`, if these hold single requests). A
+//! file may hold a sweep. Exit codes: 0 done, with any verdict; 1 a file cannot be read or written;
+//! 2 wrong usage.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -155,7 +155,7 @@ fn result_pairs(args: &CompareArgs) -> anyhow::Result<Vec<ResultPair>> {
     }
     let key = |run: &RunResult| (run.config.max_concurrency, run.config.request_rate.map(f64::to_bits));
     let (mut pairs, mut alone) = (Vec::new(), 0);
-    // Pairs the first run with the first of its kind, the second with the second.
+    // The first run is paired with the first run of its kind, the second with the second.
     for run in a {
         match b.iter().position(|other| key(other) == key(&run)) {
             Some(at) => pairs.push(ResultPair { name: report::name(&run), a: run, b: b.remove(at) }),
@@ -187,7 +187,7 @@ fn comparison_text(comparison: &Comparison) -> String {
         ]);
     }
     let table = table.text(Some(table_width()));
-    // A difference in load makes the numbers worthless.
+    // If the loads differ, the numbers are worthless, so the verdict comes first.
     let mut text = match comparison.loads.is_empty() {
         true => format!("{table}\n{}\n", comparison.verdict()),
         false => format!("{}\n\n{table}\n", comparison.verdict()),

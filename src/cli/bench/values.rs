@@ -12,7 +12,6 @@ use sluice_bench::{Class, Length, Prefix, PrefixKind, Slo};
 pub(super) struct Rate(pub(super) f64);
 
 impl Rate {
-    /// The rate; `None` if it is infinite.
     pub(super) fn finite(self) -> Option<f64> {
         self.0.is_finite().then_some(self.0)
     }

@@ -4,8 +4,8 @@
 //! if it exists, must not be older than the gateway supports. Engines that the gateway runs are not
 //! asked: they need not run yet. A server of another kind than its pool is a failure, unless the
 //! pool has `engine = "auto"`. An alias counts as the aliased model. Different models or context
-//! limits within a pool are named below the table, without a failure: the gateway sends each
-//! backend only requests that it serves.
+//! limits within a pool are named below the table, but are no failure: the gateway sends each
+//! backend only requests that the backend serves.
 //!
 //! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each request, [`BYTES`] of each
 //! response, and the bounds of [`sluice_fleet::read_models`] and [`sluice_fleet::identify`].
@@ -39,11 +39,11 @@ struct Question {
     models: Vec<String>,
 }
 
-/// A text, or the difference from the configuration; and the listed models.
+/// A text, or the difference from the configuration; with the listed models.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
-/// Asks all backends, prints a line for each (with `quiet` only for failed ones) and notes, and
-/// returns the exit code.
+/// Asks all backends, and prints a line for each (with `quiet` only for failed ones) and notes.
+/// Returns the exit code.
 pub(super) fn run(config: &Config, quiet: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let (questions, own) = questions(config);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
@@ -97,8 +97,8 @@ fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
     (questions, own)
 }
 
-/// Every backend of a pool must serve the declared models; the gateway loads adapters of arms
-/// later.
+/// The declared models, which every backend of a pool must serve, without adapters of arms: the
+/// gateway loads them later.
 fn models(config: &Config, pool: &Pool) -> Vec<String> {
     let arms = || config.experiments.iter().flat_map(|experiment| &experiment.arms);
     let loaded_later =
@@ -173,7 +173,7 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
     }
 }
 
-/// The address with the kind that the server is. It is healthy by the pages of this kind.
+/// The address, with the server's kind. The health pages of that kind must be healthy.
 async fn recognised(question: &Question, limit: Duration) -> Result<Arc<Address>, String> {
     let address = &question.address;
     let health = sluice_fleet::read_health(address, limit).await;

@@ -1,12 +1,12 @@
-//! The tail latencies of the arrangements next to each other, line by line as measured, and the
+//! The table of tail latencies, with a line as soon as an arrangement is measured, and the
 //! verdict.
 //!
 //! Four numbers decide: P99 of TTFT and of E2EL, for short and for long requests, in milliseconds.
-//! The verdict gives the ratio first/last arrangement for each, or says that requests failed:
-//! percentiles are of completed requests.
+//! The verdict gives the ratio of the first to the last arrangement for each number. If requests
+//! failed, the verdict says so instead, because percentiles are of completed requests.
 //!
-//! One run of 20 s has about 40 long requests, whose P99 is nearly the slowest. The table
-//! demonstrates a pattern; it is not a measurement of a machine.
+//! One run of 20 s has about 40 long requests, whose P99 is nearly the slowest of them. The table
+//! demonstrates a pattern; it does not measure a machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ pub(super) const LATE_MS: f64 = 20.0;
 
 pub(super) struct Row {
     pub(super) arrangement: Arrangement,
-    /// All requests, with latencies from the time when each was due.
+    /// All requests, with latencies from the due time of each.
     pub(super) all: Metrics,
     classes: Vec<(String, Metrics)>,
     failures: BTreeMap<String, u64>,
@@ -58,7 +58,7 @@ const DECIDERS: [Decider; 4] = [
 
 impl Row {
     pub(super) fn of(arrangement: Arrangement, result: &RunResult) -> Self {
-        // The user waits from the time when a request was due.
+        // The user waits from the due time of a request on.
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
@@ -131,7 +131,7 @@ impl Comparison {
         format!("{last} against {first}: {}: {sum}.", parts.join(", "))
     }
 
-    /// A warning if requests were sent late, which makes every number pessimistic, and the verdict.
+    /// The verdict, after a warning if requests were sent late, which makes every number worse.
     pub(super) fn ending(&self) -> String {
         let late = self.rows.iter().map(Row::late_ms).fold(0.0, f64::max);
         let lateness = format!(

@@ -2,7 +2,7 @@
 //!
 //! A round puts every arrangement in force, sends it the same requests, and ends with the
 //! comparison; `--once` runs one round. If requests were sent late, the machine was too busy, and
-//! an arrangement is measured again with new engines. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
+//! the arrangement is measured again with new engines. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use sluice_bench::{LoadClient, RunPlan, RunResult};
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 /// Warm-up requests of each class, enough to use every engine and connection.
 const WARM_UP: u64 = 4;
-/// Measurements of an arrangement on a busy machine, of which the last one counts.
+/// Most measurements of an arrangement on a busy machine. The last one counts.
 const ATTEMPTS: u32 = 2;
-/// First number of the warm-up requests, far from counted requests.
+/// First number of the warm-up requests, far from the numbers of counted requests.
 const WARM_UP_FROM: u64 = 1 << 40;
 
 pub(super) struct Out<'a> {

@@ -8,7 +8,6 @@ use super::arrangement::MODEL;
 use sluice_bench::{Arrival, Class, Extent, Length, Prefix, PromptTokens, RunPlan, Slo, Workload};
 
 pub(super) const RATES: [f64; 2] = [30.0, 2.0];
-/// Longest load for each arrangement, seconds.
 const MAX_SECONDS: f64 = 600.0;
 /// Live load for each arrangement with `--once`, seconds.
 const SECONDS_ONCE: f64 = 20.0;

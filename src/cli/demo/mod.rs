@@ -2,9 +2,9 @@
 //! Ctrl-C.
 //!
 //! Two simulated engines (profile `h200-llama-8b`) and the gateway, all in this process, get the
-//! same mixed load in each arrangement. The load was measured on two real H200 GPUs: short requests
-//! of 200 prompt and 128 output tokens at 30 per second, long ones of 16,000 and 64 at 2 per
-//! second, both Poisson.
+//! same mixed load in each arrangement. The load was measured on two real H200 GPUs: per second 30
+//! short requests of 200 prompt and 128 output tokens and 2 long requests of 16,000 and 64 tokens,
+//! both Poisson.
 //!
 //! Live engines run in real time, so the latencies include the gateway's own time. The gateway runs
 //! throughout; each arrangement is a new configuration with new engines, measured after a few
@@ -81,7 +81,6 @@ fn run_on_threads(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     code
 }
 
-/// Prints to stderr, since the opening is no result.
 fn print_opening() {
     let text = format!(
         "Two simulated H200s with an 8B model get, per second, {} short requests (200 tokens in, 128 out) and {} long ones \
@@ -114,7 +113,6 @@ fn print_simulated(args: &DemoArgs, comparison: &Comparison, took: Duration) -> 
     Ok(out.flush()?)
 }
 
-/// Prints to stderr, since the invitation is no result.
 fn print_invitation(args: &DemoArgs, stage: &Stage) {
     let (url, admin, seconds) = (stage.url(), stage.admin(), args.seconds());
     let until = if args.once { "once each" } else { "in turn until Ctrl-C" };

@@ -57,8 +57,6 @@ impl Stage {
 
     /// Puts an arrangement in force, with two new engines, so that repeated requests find empty
     /// caches. Running requests end on the old engines, which then stop.
-    ///
-    /// # Errors
     pub(super) async fn put(&self, arrangement: Arrangement) -> anyhow::Result<()> {
         let (engines, urls) = start_engines(arrangement).await?;
         let config = config(arrangement, &urls, self.gateway.client_address(), self.gateway.admin_address())?;
@@ -117,7 +115,6 @@ pub(super) fn engine_config(args: &[String], seed: u64) -> anyhow::Result<SimCon
     Ok(SimConfig { seed, ..config })
 }
 
-/// The given address, else the usual port, else any free port.
 fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> {
     if let Some(address) = given {
         return free(address).with_context(|| format!("cannot listen on {address}; give another address"));
@@ -126,8 +123,8 @@ fn address(given: Option<SocketAddr>, usual: u16) -> anyhow::Result<SocketAddr> 
     at(usual).or_else(|_| at(0)).context("no free port on 127.0.0.1")
 }
 
-/// Port 0 becomes a port of the system's choice. If another process takes it meanwhile, the
-/// gateway's bind fails.
+/// The address with port 0 replaced by a port that the system chooses. If another process takes
+/// that port meanwhile, the gateway's bind fails.
 fn free(address: SocketAddr) -> std::io::Result<SocketAddr> {
     TcpListener::bind(address)?.local_addr()
 }

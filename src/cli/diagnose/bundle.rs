@@ -2,7 +2,7 @@
 //! admin port, for a bug report.
 //!
 //! Prompts, answers and secrets are in no response. Names of keys, ids of requests, addresses and
-//! paths of files are replaced by numbered words, the same word for the same name.
+//! paths of files are replaced by numbered words: the same word for the same name.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -29,7 +29,7 @@ const HIDDEN: [(&str, &str); 8] = [
 /// Lists whose elements have the name of a key in `name`.
 const KEY_LISTS: &str = "keys";
 
-/// Reads everything and writes `file`. Returns the text for stdout.
+/// Reads all responses and writes `file`. Returns the text for stdout.
 pub(super) async fn write(client: &AdminClient, file: &Path) -> Result<String, String> {
     let mut all = serde_json::Map::new();
     for path in PATHS {

@@ -5,7 +5,6 @@
 
 use serde_json::{Map, Value};
 
-/// The table of the configuration that holds experiments.
 const LIST: &str = "experiment";
 
 pub(super) fn experiment(text: &str) -> Result<Map<String, Value>, String> {
@@ -13,7 +12,7 @@ pub(super) fn experiment(text: &str) -> Result<Map<String, Value>, String> {
         return serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"));
     }
     let mut table: toml::Table = toml::from_str(text).map_err(|error| format!("it is not TOML: {error}"))?;
-    // The keys alone, without `[[experiment]]`, are as clear.
+    // The keys without `[[experiment]]` are as clear.
     let Some(list) = table.remove(LIST) else { return keys(table) };
     if let Some(other) = table.keys().next() {
         return Err(format!("'{other}' is not part of an experiment; leave only [[{LIST}]] in the file"));

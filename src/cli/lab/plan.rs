@@ -75,7 +75,7 @@ pub(super) fn run_rate(args: &RateArgs) -> ExitCode {
 fn finish(text: Result<String, LabError>) -> ExitCode {
     match text {
         Ok(text) => {
-            // A reader that closes the pipe early (`| head`) is not an error.
+            // A reader that leaves early (`| head`) is no failure.
             let _ = std::io::stdout().lock().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }

@@ -94,7 +94,7 @@ fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     let mut scenario = Scenario::load(&args.file)?;
     scenario.file.set.extend(args.set.iter().cloned());
     scenario.file.duration = args.duration.or(scenario.file.duration);
-    // Expectations hold for the file as written, not with changes from flags.
+    // Expectations hold for the file as written, without changes by flags.
     let is_unchanged =
         args.set.is_empty() && args.sweep.is_empty() && args.variant.is_empty() && args.duration.is_none();
     let expected = if is_unchanged { std::mem::take(&mut scenario.file.expect) } else { Vec::new() };
@@ -152,13 +152,13 @@ fn show(args: &RunArgs, study: &Study) -> anyhow::Result<()> {
     } else {
         table::text(study)
     };
-    // A reader that closes the pipe early (`| head`) is not an error.
+    // A reader that leaves early (`| head`) is no failure.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(())
 }
 
-/// A file name for each variant: its letters and digits, with its number (from 1) if an earlier
-/// variant has the same name.
+/// A file name for each variant: letters and digits of the name, and the variant's number (from 1)
+/// if an earlier variant has the same file name.
 fn file_names<'a>(variants: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut taken = BTreeSet::new();
     let named = variants.zip(1..).map(|(variant, number)| {

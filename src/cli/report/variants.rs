@@ -1,7 +1,7 @@
 //! The settings that are tried on the worst period: the scenario's, or the most promising ones.
 //!
 //! The gateway's limits come first, because they cost nothing; then flags of engines, then more
-//! engines. Settings that do not fit the configuration (a number of engines for several pools) are
+//! engines. Settings that do not fit the configuration (a number of engines with several pools) are
 //! left out. Bounds: [`VARIANTS`] settings; limits and permits in [`POOLS`] pools.
 
 use std::collections::BTreeMap;
@@ -9,11 +9,10 @@ use std::collections::BTreeMap;
 use sluice_config::{ArgValue, Pool};
 use sluice_lab::{Scenario, Variant};
 
-/// Most settings that are tried.
 const VARIANTS: usize = 12;
 const POOLS: usize = 16;
 
-/// vLLM's default of `max-num-seqs`: fewer slots hold back requests that an engine could run.
+/// vLLM's default of `max-num-seqs`. Fewer slots hold back requests that an engine could run.
 const ENGINE_SLOTS: u32 = 256;
 const FACTORS: [u32; 2] = [2, 8];
 const SLOTS_MAX: u32 = 65_536;

@@ -1,6 +1,6 @@
-//! What would have helped: the worst period of the records, replayed on simulated engines.
+//! The worst period of the records, replayed on simulated engines with other settings.
 //!
-//! The first row simulates the settings as they were; how close it is to the measurement shows how
+//! The first row simulates the settings as they were. Its distance from the measurement shows how
 //! far to trust the simulation. Without a configuration there is one model, so adapters are not
 //! simulated.
 //!
@@ -21,7 +21,7 @@ use sluice_lab::file::TrafficTable;
 use sluice_lab::{LabFile, Measure, Options, Scenario, Study, Variant, table};
 
 const SEEDS: u64 = 3;
-/// Factor between the P99 of a simulation and the records from which the simulation says little.
+/// Ratio between the P99 of a simulation and of the records from which the simulation says little.
 const FAR: f64 = 2.0;
 /// Percentage of failed requests above which a simulation says little.
 const FAILED_MAX: f64 = 10.0;
@@ -181,7 +181,7 @@ fn fidelity(study: &Study, entries: &[Entry], period: &worst::Period) -> String 
     )
 }
 
-/// The best other setting by P99 of TTFT; one without more engines if it brings nearly as much.
+/// The best other setting by P99 of TTFT. Without more engines, if that brings nearly as much.
 fn found(study: &Study, variants: &[Variant]) -> String {
     let failed = |place: usize| study.estimate(place, FAILED).value;
     let better = |place: &usize| study.change(0, *place, TTFT_P99).high < 0.0 && failed(*place) <= failed(0);

@@ -17,8 +17,8 @@ use sluice_serve::{App, Running, systemd};
 /// The variable that names the process which started this one at SIGUSR2.
 pub(super) const STARTED_BY: &str = "SLUICE_STARTED_BY";
 
-/// A SIGTERM that follows another one within this time is the same signal: `timeout` of a shell
-/// sends one to the program and one to the process group.
+/// A SIGTERM within this time after another SIGTERM is the same signal: `timeout` of a shell sends
+/// one to the program and one to the process group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Signals {
@@ -71,7 +71,7 @@ impl Signals {
     }
 }
 
-/// Serves to the end. `program`: the program that SIGUSR2 starts.
+/// `program`: the program that SIGUSR2 starts.
 pub(super) async fn serve(
     mut running: Running,
     door: Option<Door>,
@@ -110,7 +110,7 @@ async fn wait(
         tokio::select! {
             () = signals.stops.next() => return None,
             _ = signals.reload.recv() => {
-                // It may run an engine's program to list the flags.
+                // A reload may run an engine's program to list the flags.
                 let reloader = Arc::clone(&running.app().reloader);
                 drop(tokio::task::spawn_blocking(move || reloader.run()));
             }

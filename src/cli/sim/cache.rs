@@ -1,9 +1,9 @@
 //! The compile cache: records on disk which graphs earlier starts compiled.
 //!
-//! One folder per key under `$VLLM_CACHE_ROOT/torch_compile_cache` (without that variable under
-//! `~/.cache/sluice/sim`), with a name that a real vLLM does not use. The key has the settings of
-//! vLLM's: version, model, length, number formats, group, adapters, token budget and sequences;
-//! changing others costs no compilation.
+//! There is one folder per key under `$VLLM_CACHE_ROOT/torch_compile_cache` (without that variable
+//! under `~/.cache/sluice/sim`), with a name that a real vLLM does not use. The key has settings of
+//! vLLM's key: version, model, length, number formats, group, GPU, adapters, token budget and
+//! sequences. A change of another setting costs no compilation.
 
 use std::path::PathBuf;
 

@@ -1,10 +1,10 @@
 //! The engine's process: a child named `VLLM::EngineCore` that only holds the GPU.
 //!
 //! The steps run in the parent, but a supervisor sees the same processes as with vLLM: a second
-//! process in the same group, with workers below it for several GPUs. It ends when the parent shuts
-//! down, and outlives a parent that was killed, for `--sim-orphan` seconds. The GPU is a file
-//! (`--sim-device`) that the child locks and in which it records the memory use; a second engine
-//! cannot take it until the child has ended.
+//! process in the same group, with workers below it for several GPUs. The child ends when the
+//! parent shuts down, and outlives a parent that was killed, for `--sim-orphan` seconds. The GPU is
+//! a file (`--sim-device`) that the child locks and in which it records the memory use. A second
+//! engine cannot take the file until the child has ended.
 //!
 //! The child is this program again, with a name as the only argument and options in the
 //! environment. The child's output is closed, so that an orphan holds no pipe of the process that
@@ -38,7 +38,6 @@ const TAKE: u8 = b't';
 const FREE: u8 = b'f';
 const DONE: u8 = b'd';
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Time for the child to report that it is ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
@@ -106,7 +105,7 @@ pub(super) async fn spawn(options: &EngineCoreOptions) -> anyhow::Result<Child> 
 pub fn run_child() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let name = if role == "engine" { c"VLLM::EngineCore" } else { c"VLLM::Worker_TP" };
-    // `ps -o comm` shows this name; cosmetic.
+    // `ps -o comm` shows this name.
     let _ = nix::sys::prctl::set_name(name);
     Some(if role == "engine" { engine() } else { worker() })
 }
@@ -128,7 +127,8 @@ fn take(device: &Path) -> Option<File> {
     Some(file)
 }
 
-/// The parent's side of the child that holds the device: an order is a byte, and so is the answer.
+/// The parent's side of the child that holds the device. An order is one byte, and so is the
+/// answer.
 pub(super) struct Holder {
     orders: ChildStdin,
     answers: ChildStdout,

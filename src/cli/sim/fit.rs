@@ -2,9 +2,9 @@
 //!
 //! With `--server` the rows are measured first ([`fit_server`](super::fit_server)) and only the
 //! host's constants are fitted. Prints the measured and simulated cells of each row, with the
-//! current and with the fitted constants; then each third of the rows as predicted by a fit to the
-//! other rows, which shows the accuracy. Exit codes: 0 done, 1 the data or a profile cannot be
-//! used, 2 wrong usage.
+//! current and with the fitted constants. Then prints each third of the rows as a fit to the other
+//! rows predicts it, which shows the accuracy. Exit codes: 0 done, 1 the data or a profile cannot
+//! be used, 2 wrong usage.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -62,7 +62,6 @@ struct FitArgs {
     columns: bool,
 }
 
-/// Runs `sluice sim fit` with the arguments after `fit`.
 pub(super) fn run(args: &[String]) -> ExitCode {
     let command = std::iter::once("sluice sim fit").chain(args.iter().map(String::as_str));
     let args = match FitArgs::try_parse_from(command) {
@@ -133,7 +132,7 @@ fn measured(args: &FitArgs, url: &str) -> anyhow::Result<Vec<Row>> {
         ..Server::default()
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    // Before the loads, whose random tokens repeat nothing.
+    // This comes before the loads, whose random tokens repeat nothing.
     if let Some(acceptance) = runtime.block_on(fit_server::acceptance(url)) {
         println!(
             "the server verifies drafts, and the fit assumes that it does not: fit a server without them.\n\

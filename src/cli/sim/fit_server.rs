@@ -5,12 +5,12 @@
 //! loads (below a minute) -> sluice bench -> rows -> fit of [host] and [front_end] -> --sim-host
 //! ```
 //!
-//! Each load measures one cost: a burst of short requests the API server's time per request, many
-//! streams the time per token, prompts above the largest CUDA graph the engine's time to launch
-//! kernels, and long prompts the cost at the first token. Other work on the host disturbs the
-//! measurement, so each load runs [`REPEATS`] times and the medians are used. While the API server
-//! is not saturated, the loads do not separate the times per token, per first token and to reach
-//! the engine: the sum is right, the parts may not be.
+//! Each load measures one cost. A burst of short requests measures the API server's time per
+//! request; many streams measure the time per token; prompts above the largest CUDA graph, the
+//! engine's time to launch kernels; long prompts, the cost at the first token. Other work on the
+//! host disturbs the measurement, so each load runs [`REPEATS`] times and the medians are used.
+//! While the API server is not saturated, the loads do not separate the times per token, per first
+//! token and to reach the engine: the sum is right, the parts may not be.
 //!
 //! Bounds: [`LOADS`] x [`REPEATS`] runs, a request of at most [`LIMIT`].
 
@@ -189,7 +189,7 @@ mod tests {
     #[tokio::test]
     async fn every_load_is_measured_on_a_server() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // So fast that the test takes a second; a test on virtual time judges the measurements.
+        // So fast that the test takes a second. A test on virtual time judges the measurements.
         let config = SimConfig { speed: 20.0, ..SimConfig::new("m", Profile::named("h200-llama-8b").unwrap()) };
         let handle = sluice_sim::spawn(config, listener).unwrap();
         let rows = measure(&format!("http://{}", handle.addr()), None, Server::default()).await.unwrap();

@@ -1,7 +1,7 @@
 //! The simulator's flags, taken out of the argv before vLLM's flags are read.
 //!
 //! They may appear anywhere among vLLM's flags, as `--sim-name value` or `--sim-name=value`. A bad
-//! one is refused before anything starts.
+//! flag is refused before anything starts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -65,8 +65,8 @@ impl Default for SimFlags {
 }
 
 impl SimFlags {
-    /// The model is the one in `--sim-model`, else the one that the served name refers to, else an
-    /// 8B.
+    /// The profile of the model in `--sim-model`, else of the model that the served name refers to,
+    /// else of an 8B model.
     pub(super) fn profile(&self, served: &str) -> anyhow::Result<Profile> {
         let gpu = Gpu::load(&self.gpu).map_err(|error| anyhow!("argument --sim-gpu: {error}"))?;
         let model = match &self.model {

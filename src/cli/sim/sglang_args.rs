@@ -1,7 +1,7 @@
-//! `sluice sim --sim-engine sglang`: the command line of `sglang.launch_server`, read by the table
-//! of its flags and written as the flags of vLLM that have the same effect on the simulation.
+//! `sluice sim --sim-engine sglang`: reads the command line of `sglang.launch_server` by the table
+//! of SGLang's flags, and writes the flags of vLLM that have the same effect on the simulation.
 //!
-//! A flag without such an effect is accepted, and an unknown one is refused as argparse does.
+//! A flag without such an effect is accepted, and an unknown flag is refused as argparse does.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ const SAME: &[(&str, &str)] = &[
     ("served-model-name", "served-model-name"),
     ("tp-size", "tensor-parallel-size"),
 ];
-/// The most requests that run at once, if no flag says so. SGLang computes it from the memory.
+/// The most requests that run at once, unless a flag says so. SGLang computes it from the memory.
 const RUNNING: i64 = 256;
 
 /// A command line of SGLang.
@@ -64,7 +64,7 @@ pub(super) fn read(words: &[String]) -> Result<SglangArgs, String> {
     add("port", flags.get("port").map_or("30000", String::as_str));
     let running = number("max-running-requests")?.unwrap_or(RUNNING);
     if let Some(queued) = number("max-queued-requests")? {
-        // vLLM counts the running ones, too.
+        // vLLM's limit counts running requests, too.
         add("max-num-queued-reqs", &running.saturating_add(queued).to_string());
     }
     // -1: a prompt is one chunk.

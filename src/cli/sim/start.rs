@@ -32,7 +32,7 @@ const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Clients that may wait to be accepted, as in uvicorn.
 const BACKLOG: u32 = 2048;
 
-/// Starts, serves and shuts down. With `refusal` the start fails with that error.
+/// With `refusal` the start fails with that error.
 pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> ExitCode {
     let pid = std::process::id();
     let quiet = ["warning", "error", "critical"].contains(&args.text("uvicorn-log-level").unwrap_or("info"));
@@ -94,8 +94,8 @@ impl Signals {
     }
 }
 
-/// Ends the process as the signal does by default: until it serves, it orphans the engine, as in
-/// vLLM.
+/// Ends the process as the signal does by default. Until the process serves, that orphans the
+/// engine, as in vLLM.
 fn ended_by(number: i32) -> Result<Handle, String> {
     signal_hook::low_level::emulate_default_handler(number).map_err(|error| error.to_string())?;
     Err(format!("ended by signal {number}"))
@@ -133,7 +133,7 @@ impl SimProcess {
                 Event::Wait(time) => tokio::time::sleep(time.mul_f64(pace)).await,
                 Event::Line(source_process, level, source, text) => {
                     let text = match &socket {
-                        // The port is known only now if it was given as 0.
+                        // If the port was given as 0, it is known only now.
                         Some((_, bound)) if port == 0 => text.replace(&address, &format!("{bound}")),
                         _ => text,
                     };
@@ -254,7 +254,7 @@ impl SimProcess {
         log.uvicorn("Application shutdown complete.");
     }
 
-    /// Requests fail until the watchdog acts.
+    /// Ends the process after the engine died. Requests fail until the watchdog acts.
     async fn end_after_engine_death(&mut self, handle: Handle) {
         let log = self.config.log;
         let error = |source, text: &str| log.line(LogSource::ApiServer, Level::Error, source, text);

@@ -44,7 +44,7 @@ const KEY_INTERVAL: Duration = Duration::from_millis(100);
 const KEYS_MAX: usize = 32;
 /// Columns of a frame that is printed without a terminal.
 const COLUMNS: usize = 80;
-/// Rows of a printed frame without backends, findings and classes; most rows with them.
+/// Rows of a printed frame besides backends, findings and classes; most rows with them.
 const FRAME_ROWS: usize = 20;
 const FRAME_ROWS_MAX: usize = 500;
 
@@ -70,13 +70,13 @@ pub fn run(args: &TopArgs) -> ExitCode {
 async fn sample(client: &AdminClient) -> Result<Sample, AdminClientError> {
     let status: Status = client.get("/admin/status").await?;
     let page = client.text("/metrics").await?;
-    // Only these paths need the token.
+    // Only the next two paths need the token.
     let recent = client.get("/admin/history").await.unwrap_or_default();
     let requests = client.get("/admin/requests").await.map_err(|error| error.to_string());
     Ok(Sample::of(status, &page, recent, requests))
 }
 
-/// Prints one frame, with a row for every backend, and without the keys.
+/// Prints one frame, with a row for every backend, but without the line of keys.
 async fn once(client: &AdminClient) -> ExitCode {
     match sample(client).await {
         Ok(sample) => exit_code(print_to_stdout(&frame(sample, stdout_width().unwrap_or(COLUMNS)))),

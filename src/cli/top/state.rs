@@ -1,7 +1,7 @@
 //! The state of the view: the last samples of the gateway, and the operator's choices.
 //!
-//! Samples and keys come in, the view reads; pure. Bound: [`SAMPLES_MAX`] histograms, and the
-//! latest sample.
+//! Samples and keys come in, and the view reads the state; pure. Bound: [`SAMPLES_MAX`] histograms,
+//! and the latest sample.
 
 use std::collections::VecDeque;
 

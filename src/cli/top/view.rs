@@ -25,18 +25,18 @@ const CLASSES_MAX: usize = 8;
 pub(super) const FINDING_ROWS_MAX: usize = 4;
 /// Rows of the histogram: title, bars, labels.
 const HISTOGRAM_ROWS: u16 = 8;
-/// Rows that the slowest requests leave to the rest; an operator has asked for them.
+/// Rows that the slowest requests leave to the other parts: an operator asked for these requests.
 const REST_ROWS: u16 = 12;
 /// Rows of backends that the histogram leaves, the header included.
 const BACKEND_ROWS: u16 = 5;
 /// Rows of a usual screen. On a higher one the histogram grows, at most to twice the rows.
 const USUAL_ROWS: u16 = 24;
-/// On a wide screen, the numbers stay next to the names.
+/// Columns of a name that a wide screen fills: the numbers stay next to the names.
 const NAME_COLUMNS: usize = 40;
 /// Columns of a bar and the gap after it.
 const BAR_COLUMNS: u16 = 7;
 
-/// Without colours, only bold and reversed text.
+/// Draws the view. Without colours, only bold and reversed text.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     let area = frame.area();
     let pools = state.status.as_ref().map_or(0, |status| status.pools.len());
@@ -96,7 +96,7 @@ fn headline(state: &State) -> Line<'static> {
     bold(format!("sluice {version} up {up}, clients on {}, {file}", about.listen))
 }
 
-/// An unusual condition; a failure to connect comes first.
+/// An unusual condition. A failure to connect comes first.
 fn notice_line(state: &State, colours: bool) -> Line<'static> {
     let red = if colours { Style::new().fg(Color::Red) } else { Style::new() }.add_modifier(Modifier::BOLD);
     if let Some((why, attempts)) = &state.failure {
@@ -187,7 +187,7 @@ fn draw_classes(frame: &mut Frame<'_>, state: &State, area: Rect) {
     frame.render_widget(Table::new(rows, pool_widths(room)).header(header(&names)), area);
 }
 
-/// The columns that `rest`, the other columns, leave to names; on a wide screen not more than the
+/// The columns that `rest`, the other columns, leave to names. On a wide screen, not more than the
 /// names need.
 fn name_columns(width: u16, rest: u16, names: impl Iterator<Item = usize>) -> u16 {
     let needed = names.max().unwrap_or(0).max(NAME_COLUMNS);

@@ -6,8 +6,8 @@
 //! rotation.
 //!
 //! After a tuner was killed, `sluice backend restart NAME --reset` and `sluice backend enable NAME`
-//! do this. Until then the tuner refuses the backend, since it would take the flags of the
-//! interrupted trial for the original ones.
+//! do the same. Until then the tuner refuses the backend, because it would take the flags of the
+//! interrupted trial for the original flags.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use sluice_tune::{BenchEngine, Flags, InPlace, Journal, Plan, Report, Trial, Tun
 const POLL: Duration = Duration::from_millis(250);
 /// Longest time for requests in flight to finish after the backend left the rotation.
 const DRAIN_LIMIT: Duration = Duration::from_secs(900);
-/// Silence of the gateway after which the tuning ends with an error.
+/// Time without a response of the gateway after which the tuning ends with an error.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
@@ -44,7 +44,7 @@ struct AdminEngine {
     url: String,
     /// The flags of the engine when the tuning began.
     own: Flags,
-    /// The gateway's count of unplanned restarts after the last planned one: if it grows, the
+    /// The gateway's count of unplanned restarts after the last planned restart. If it grows, the
     /// engine has ended.
     restarts: usize,
 }
@@ -175,7 +175,7 @@ impl AdminEngine {
     }
 }
 
-/// Parses `name=value` texts with spaces between. Leaves out lists and tables: for these the engine
+/// Parses `name=value` texts with spaces between. Leaves out lists and tables, for which the engine
 /// uses the configuration.
 fn own_flags(line: &str) -> Flags {
     let flags = line.split(' ').filter_map(|text| flag(text).ok());

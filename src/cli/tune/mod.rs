@@ -171,7 +171,8 @@ fn run_file(args: &TuneArgs) -> ExitCode {
 }
 
 impl Ended {
-    /// Otherwise the trials are in the journal, and the tuning can be continued.
+    /// Whether the file is at fault. Otherwise the trials are in the journal, and the tuning can
+    /// continue.
     fn is_of_file(&self) -> bool {
         use TuneError::{Died, Engine, Folder, JournalWrite, Ports};
         let outside =
@@ -285,7 +286,7 @@ mod tests {
             let started =
                 at_once(backend.start(&settings[0])).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             assert!(matches!(started, Started::Up { .. }), "{}: {started:?}", path.display());
-            // A value that its key cannot have is found before any engine starts.
+            // If a value of the space does not fit the key, the start fails.
             for setting in settings.iter().step_by(1 + settings.len() / 20) {
                 at_once(backend.start(setting)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             }

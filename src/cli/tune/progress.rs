@@ -2,8 +2,8 @@
 //! time left.
 //!
 //! The report has the whole reason of an engine that does not start. The time left is the mean time
-//! of the trials so far times the number of trials that the budget or a grid leaves. A search that
-//! ends earlier or leaves settings out needs less.
+//! of the trials so far times the number of trials that the budget or a grid leaves. It is less if
+//! the search ends earlier or leaves settings out.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,6 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// `replayed`: trials that are in the journal.
     pub(super) fn new(plan: &Plan, settings: usize, replayed: usize, real: bool) -> Self {
         let grid = matches!(plan.method, Method::Race | Method::Random | Method::AutoTune).then_some(settings);
         let most = plan.budget.trials.into_iter().chain(grid).min();
@@ -62,7 +61,7 @@ impl Shown {
         let time = minutes(trial.seconds + trial.start_seconds);
         let mut line = format!("{which}: {}: {}, {time} of engine time", name(&trial.setting), what(trial));
         if let Some((value, best)) = best.and_then(|best| Some((best.value()?, best))) {
-            // The line of that setting's trial named it.
+            // The line of that setting's trial has named the setting.
             let is_this = best.setting == trial.setting && trial.effort != Effort::Confirm;
             line += &if is_this { "; the best so far".to_owned() } else { format!("; best {}", number(value)) };
         }

@@ -1,7 +1,7 @@
 //! `sluice tune --real`: the tuning on real engines, until it ends or a signal arrives.
 //!
 //! The tuner's gateway (in this process) and engines are stopped before the command returns. A
-//! second signal does not cut that short, because an engine without a parent would hold the device.
+//! second signal does not cut this short, because an engine without a parent would hold the device.
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub(super) fn tuned(
     shown: &mut Shown,
 ) -> Result<Report, Ended> {
     raise_file_limit();
-    // Warnings about engines, such as a program that does not answer.
+    // Shows warnings about engines, such as a program that does not answer.
     if let Err(error) = log::init_warnings("sluice_fleet") {
         eprintln!("warnings of engines are not shown: {error}");
     }

@@ -111,7 +111,7 @@ impl World {
         if self.chance(self.nodes[node].lost[lost]) || self.down {
             return;
         }
-        // Some messages arrive when the candidate no longer waits.
+        // Some messages arrive when the candidate no longer waits for them.
         let delay = if self.chance(self.late) { self.rng.below(2 * LEASE as usize) } else { self.rng.below(40) };
         let id = self.nodes[node].candidate.id().to_owned();
         self.messages.push((self.now + delay as u64, id, number, message));
@@ -133,7 +133,7 @@ impl World {
                     self.send(node, number, Message::Found(found), 1);
                 }
             }
-            // A killed candidate's write arrives, too.
+            // The write of a killed candidate arrives, too.
             Message::Write(record, over) => {
                 let same = self.object.as_ref().map(|(_, version)| *version) == over;
                 if same {
@@ -175,7 +175,7 @@ impl World {
         self.now += TICK;
         let is_frozen = |nodes: &[Node], id: &str| nodes.iter().any(|node| node.frozen && node.candidate.id() == id);
         let (nodes, now) = (&self.nodes, self.now);
-        // Messages wait for a frozen candidate; calls reach the store.
+        // Messages for a frozen candidate wait; calls reach the store.
         let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.messages).into_iter().partition(|message| {
             let to_node = matches!(message.3, Message::Found(_) | Message::Written(_));
             message.0 <= now && !(to_node && is_frozen(nodes, &message.1))
@@ -271,7 +271,7 @@ fn never_do_two_lead_and_one_does_soon_after_the_faults() {
             world.tick();
         }
         world.heal();
-        // The situation is as after a crash.
+        // The state is now as after a crash.
         (0..2 * LEASE / TICK).for_each(|_| world.tick());
         world.until_one_leads();
         gap = gap.min(world.gap);

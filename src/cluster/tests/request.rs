@@ -11,12 +11,12 @@ pub(super) struct Request {
     pub(super) permit: bool,
     pub(super) arrives: u64,
     pub(super) ends: u64,
-    /// When the gateway has seen the first token, and the end.
+    /// When the gateway sees the first token, and when it sees the end.
     pub(super) settles: u64,
     pub(super) seen_end: u64,
-    /// Whether it may exceed the limit in mode `keep`: admitted on a share that was not renewed in
-    /// time, or by a gateway that has not renewed for ten leases, so that its share may be given
-    /// up.
+    /// Whether the request may exceed the limit in mode `keep`: admitted on a share that was not
+    /// renewed in time, or by a gateway that has not renewed for ten leases, whose share may be
+    /// given up.
     pub(super) loose: bool,
 }
 

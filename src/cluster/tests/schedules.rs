@@ -1,9 +1,9 @@
 //! Seeded schedules: three to eight gateways, random demand, and faults of every kind at random
 //! times.
 //!
-//! In `strict`, an engine never runs more than the limit. In `keep`, also requests admitted on
-//! shares that were not renewed: for each gateway at most the last share. After the faults, the
-//! whole limit is usable again.
+//! In `strict`, an engine never runs more than the limit. In `keep`, it may also run requests that
+//! were admitted on shares that were not renewed: for each gateway at most the last share. After
+//! the faults, the whole limit is usable again.
 //!
 //! `SLUICE_LEDGER_SCHEDULES=10000` runs more schedules; `SLUICE_LEDGER_FIRST=n` sets the first
 //! seed.
@@ -18,7 +18,7 @@ const MOST_BEATS: u64 = 40;
 /// Beats until all of it is usable, after a calm moment.
 const ALL_BEATS: u64 = 40;
 const BEAT: u64 = 5;
-/// Enough for a sample that began before it and one in it.
+/// Enough time for a sample that began before the calm, and one within it.
 const CALM: u64 = 200;
 
 fn schedules() -> std::ops::Range<u64> {
@@ -46,7 +46,6 @@ fn change_demand(world: &mut World, index: usize) {
     }
 }
 
-/// Begins or ends one fault.
 fn disturb(world: &mut World) {
     let index = world.rng.below(world.gateways.len());
     let (alive, frozen) = (world.gateways[index].alive, world.gateways[index].frozen);
@@ -56,7 +55,7 @@ fn disturb(world: &mut World) {
             world.kill(index, power_failed);
             world.gateways[index].frozen = false;
         }
-        // The old process may still live under the same name.
+        // The old process may go on under the same name.
         1 if world.gateways.iter().filter(|gateway| gateway.alive).count() < 8 => {
             let (name, rate) = (world.gateways[index].name, 90 + world.rng.below(21) as u64);
             let started = world.start(name, rate);
@@ -68,7 +67,7 @@ fn disturb(world: &mut World) {
         6 => world.gateways[index].faults = Faults { stale_read: 70, late_write: 40, ..Faults::default() },
         7 => {
             let faults = Faults { lost_read: 20, lost_write: 20, lost_answer: 20, late_write: 20, ..Faults::default() };
-            // In `keep`, engines without pages have shares taken back (`situations.rs`).
+            // In `keep`, members take back shares on engines without pages (`situations.rs`).
             let no_page = if world.keep { 0 } else { 80 };
             world.gateways[index].faults = Faults { stale_read: 20, no_page, ..faults };
         }
@@ -148,7 +147,7 @@ fn run(seed: u64, keep: bool) -> (u64, u64) {
     }
     heal(&mut world);
     let most = until_usable(&mut world, seed, 50, MOST_BEATS);
-    // Samples then show that nothing is unexplained.
+    // Samples of a calm time show that nothing is unexplained.
     demand(&mut world, 0);
     world.run(world.longest as u64 + CALM);
     demand(&mut world, 40);

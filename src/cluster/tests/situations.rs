@@ -169,8 +169,8 @@ fn a_share_that_was_not_renewed_in_time_is_not_claimed_from_a_lost_object() {
     assert_eq!(share(&world, 0) + share(&world, 1), 20);
 }
 
-/// Requests follow each other without a break as the gateway sees them, but not on the engine,
-/// because an end is seen after the next request has begun.
+/// The gateway sees requests that follow each other without a break. On the engine there are
+/// breaks, because the gateway sees an end only after the next request has begun.
 #[test]
 fn a_request_that_begins_hides_none_whose_end_is_not_seen_yet() {
     let request = |gateway, (arrives, ends): (u64, u64)| Request {

@@ -18,9 +18,9 @@ use crate::usage::{LocalUse, Page, Usage};
 
 pub(super) const TICK_MS: u64 = 100;
 pub(super) const LEASE: Duration = Duration::from_millis(2_000);
-/// Leases without a renewal, on a gateway's own clock, after which others may take its share: when
-/// the lease is over for sure, and twelve more (`KEEP_LEASES`), on their fast clock more than ten
-/// of this slow one.
+/// Leases without a renewal, on a gateway's own clock, after which others may take its share.
+/// Others wait until the lease is over for sure, and twelve leases more (`KEEP_LEASES`): on their
+/// fast clock, that is more than ten leases of this slow one.
 const GIVEN_UP: u32 = 10;
 const PERIOD: u64 = 5;
 const RETRIES: u32 = 3;
@@ -78,7 +78,7 @@ pub(super) struct Gateway {
     pub(super) demand: Vec<u64>,
     need: Vec<u64>,
     settled: Vec<u64>,
-    /// When the process last ran, and until when a pause may hide ends of requests.
+    /// When the process last ran, and the time until which a pause may hide ends of requests.
     ran: u64,
     blind_until: u64,
     page: Vec<Option<Page>>,

@@ -1,5 +1,5 @@
-//! The classes of the gateway in a simulation: by them the tuner judges requests, and results are
-//! divided.
+//! The classes of the gateway in a simulation: the tuner judges requests by class, and results are
+//! divided by class.
 
 use std::path::PathBuf;
 use std::time::Duration;

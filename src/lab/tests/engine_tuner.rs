@@ -1,4 +1,4 @@
-//! The slow layer of the online tuner on simulated engines.
+//! The slow layer of the online tuner, which changes flags of engines, on simulated engines.
 //!
 //! Restarts change wrong flags, a change that brings a fault is undone, and no request is lost.
 
@@ -149,7 +149,6 @@ fn an_engine_restarts_only_in_the_windows_of_the_configuration() {
     }
 }
 
-/// This many requests, five per second.
 fn requests(count: u64) -> impl Iterator<Item = RecentRequest> {
     let at = |number| Duration::from_millis(200 * number);
     let request = |at| RecentRequest { at, waited: Duration::ZERO, prompt: 500, output: 150, model: None };

@@ -9,7 +9,6 @@ use sluice_config::{Config, Machine, Surroundings};
 use sluice_gateway::experiment::report::Range;
 use sluice_gateway::experiment::{Cause, Conclusion, Quantity};
 
-/// The base model and an adapter get half of the requests each.
 const ADAPTER: &str = r#"
 [[model]]
 name = "llama-3.1-8b"
@@ -41,7 +40,6 @@ model = "sql"
 pool = "lora"
 "#;
 
-/// Two adapters of one engine get half of the requests each.
 const TWO_ADAPTERS: &str = r#"
 [[model]]
 name = "llama-3.1-8b"
@@ -68,7 +66,6 @@ weight = 50
 model = "chat"
 "#;
 
-/// Clients that each send one request after the other.
 fn with_clients(concurrency: u32, requests: u64, flags: &[&str]) -> LabRun {
     let mut both = engines(2, &[]);
     both[1] = engines(2, flags).remove(1);

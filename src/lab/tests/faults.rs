@@ -122,7 +122,7 @@ fn clients_that_give_up_leave_nothing_behind() {
             let given_up = run.result.requests.iter().filter(|record| record.outcome == given_up);
             let mut after = given_up.map(|record| record.ended - record.sent).peekable();
             assert!(after.peek().is_some(), "seed {seed}: every request was served in time");
-            // A client's timer has the resolution of the run.
+            // The timer of a client has the resolution of the run.
             assert!(after.all(|after| (1.5..1.55).contains(&after)), "seed {seed}");
         }
     }

@@ -1,5 +1,5 @@
-//! Findings in simulated time: planted incidents are named within two minutes, days of good traffic
-//! have none.
+//! Findings in simulated time: planted incidents are named within two minutes, and days of good
+//! traffic have no finding.
 //!
 //! `SLUICE_LAB_DAYS=7` simulates a week. The ignored test plays the days in `config/lab`, seven
 //! times in a row (minutes in a release build, gigabytes of memory).

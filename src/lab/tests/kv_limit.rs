@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Answers to prompts of 200 tokens, on a cache of 64,000 tokens for up to 192 at once.
+/// Answers to prompts of 200 tokens. A cache of 64,000 tokens serves up to 192 requests at once.
 fn thrashing(tokens: &str, out: Length) -> LabRun {
     let class = Class::new("all", Length::Exactly(200), out, 1.0);
     let workload = Workload::of_classes(MODEL, vec![class], 0);

@@ -13,7 +13,8 @@ const BACKLOG: &str = include_str!("../../../tests/fixtures/h200/backlog.csv");
 const CELLS: [&str; 5] = ["short TTFT P99", "short E2EL P99", "short TPOT", "long TTFT P99", "long E2EL P99"];
 /// Machines with rows for asynchronous scheduling, vLLM's default.
 const ASYNCHRONOUS: [&str; 3] = ["b", "c", "d"];
-/// CPU microseconds around a step on machines with synchronous scheduling, where all of it shows.
+/// CPU microseconds around a step on machines with synchronous scheduling, where they delay the
+/// step.
 const SYNCHRONOUS: [(&str, f64); 2] = [("a", 1250.0), ("d", 2700.0)];
 
 struct MeasuredRow {

@@ -19,7 +19,8 @@ fn a_plan_finds_the_fewest_engines_and_their_price() {
     assert!(fewest > 1 && needs[1].gpus == fewest, "{fewest}");
     let share = |engines| trials.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
     assert!(share(fewest) >= 99.0 && share(fewest - 1) < 99.0, "{trials:?}");
-    // The largest factor with which these engines meet the objectives, and the next one.
+    // These engines meet the objectives with the factor of the headroom, and not with the next
+    // factor.
     for (load, need) in [0.1, 3.0].into_iter().zip(&needs) {
         let met = |factor: f64| {
             let is_it =

@@ -4,8 +4,8 @@
 
 use crate::{LabFile, Measure, Options, Scenario, Study, Variant};
 
-/// 40 requests for `model` whose prompts begin with these hashes, the hit rate and the share of
-/// failures, in percent.
+/// Hit rate and share of failures, in percent, of 40 requests for `model` whose prompts begin with
+/// these hashes.
 fn study(model: &str, hash: impl Fn(u32) -> String) -> Study {
     let folder = tempfile::tempdir().unwrap();
     let line = |number: u32| {

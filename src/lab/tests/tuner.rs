@@ -5,7 +5,6 @@ use crate::{LabFile, LabRun, Scenario, run};
 use sluice_online::event::{Event, EventKind};
 use sluice_online::observe::diagnosis::Reading;
 
-/// Two engines behind one pool, with a tuner that acts.
 const GATEWAY: &str = r#"
 [tuner]
 mode = "apply"

@@ -52,7 +52,7 @@ impl Deployment {
         !self.config.models.is_empty()
     }
 
-    /// The engines, each with a port; `folder` remembers the ones that are not configured.
+    /// The engines, each with a port; `folder` keeps the ports that are not configured.
     pub(super) fn engines(&self, folder: &Path) -> Result<Vec<TrialSpec>, TuneError> {
         let mut engines = Vec::new();
         for pool in &self.config.pools {

@@ -23,7 +23,7 @@ use sluice_lab::{Measure, Scenario, Variant};
 /// Values of vLLM flags.
 pub type Flags = BTreeMap<String, ArgValue>;
 
-/// An engine that a gateway runs and has taken out of rotation. The caller implements this, because
+/// An engine that a gateway runs and has taken out of rotation. The caller implements it, because
 /// this crate may not use the gateway's admin API.
 pub trait BenchEngine: Clone + Watch {
     /// The name of the backend.
@@ -47,7 +47,7 @@ pub struct InPlace<E> {
     measures: Vec<Measure>,
     engine: E,
     traffic: RunPlan,
-    /// The present overrides; `None` after a failed start.
+    /// The overrides of the running engine; `None` after a failed start.
     running: Option<Flags>,
     runs: Arc<AtomicU32>,
 }

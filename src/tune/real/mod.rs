@@ -1,11 +1,11 @@
 //! Real engines as a backend: run by the fleet, measured by the load generator.
 //!
 //! A trial restarts only engines with changed flags; changes of the gateway's keys are reloads. A
-//! start may last while the engine's log shows progress. Failures by settings are outcomes.
-//! Failures by the machine (a taken port, a missing program, memory of another process) end the
-//! tuning: all later trials would be worthless.
+//! start may last as long as the engine's log shows progress. A failure because of the setting is
+//! an outcome. A failure because of the machine (a taken port, a missing program, memory of another
+//! process) ends the tuning: all later trials would be worthless.
 //!
-//! After a killed tuner, the next one finds the engines by the journal and by a mark in their
+//! After a killed tuner, the next tuner finds the engines by the journal and by a mark in their
 //! environment, and uses or stops them.
 
 mod deployment;
@@ -36,12 +36,12 @@ use sluice_lab::{Measure, Scenario};
 use system::OwnEngines;
 pub use system::{RealSystem, Watch};
 
-/// Unmeasured requests to a fresh engine, and the most at once.
+/// Unmeasured requests to fresh engines, and the most at once.
 const WARM_UP: (u64, u32) = (16, 8);
 /// Time limit of a request, unless the file has a `client_timeout`.
 const REQUEST_LIMIT: Duration = Duration::from_secs(600);
 
-/// The gateway of this program, which the caller provides: starting one is above this crate.
+/// The gateway of this program. The caller provides it: starting one is above this crate.
 pub trait OwnGateway {
     /// Starts with a configuration, or changes to it. Returns the address, `http://host:port`, once
     /// every backend is ready.
@@ -183,7 +183,7 @@ impl<G: OwnGateway> Backend for RealEngines<G> {
     }
 }
 
-/// An error if the settings are not the reason.
+/// An error if the failure has another reason than the setting.
 fn refused(failure: &TrialFailure, seconds: f64, foreseen: bool) -> Result<Started<RealSystem>, TuneError> {
     match failure.failure.class {
         FailureClass::PortInUse

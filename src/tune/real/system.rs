@@ -1,7 +1,7 @@
-//! A running deployment, which gets trials and runs from the load generator.
+//! A running deployment, which the load generator gives trials and runs.
 //!
 //! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve. Each
-//! run shifts the token ids, because a repeated load would find its prompts in the prefix cache.
+//! run shifts the token ids, because a repeated load would find the prompts in the prefix cache.
 //! Lengths and times depend only on the seed.
 
 use std::sync::Arc;

@@ -46,8 +46,8 @@ pub fn answer(report: &Report, goal: &Goal) -> Vec<String> {
     lines
 }
 
-/// The winner, or the defaults if it is not certainly better. A certified winner is never given up
-/// for defaults without a certified rate.
+/// The winner, or the defaults if the winner is not certainly better. A certified winner is never
+/// given up for defaults without a certified rate.
 pub fn advised(report: &Report, goal: &Goal) -> Option<Setting> {
     let winner = report.winner.as_ref()?;
     let keep = match (&report.comparison, &report.default) {
@@ -93,7 +93,7 @@ fn ended_early(report: &Report) -> Option<String> {
     report.out_of_budget.then(|| text.to_owned())
 }
 
-/// A certified rate is lower than an estimate, by margins and failed proofs.
+/// The value in words. A certified rate is lower than an estimate, by margins and failed proofs.
 fn value(trial: &Trial, goal: &Goal) -> String {
     match (&trial.outcome, &goal.objective) {
         (Outcome::Measured { certified: Some(certified), .. }, _) if trial.effort == Effort::Script => {

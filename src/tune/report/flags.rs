@@ -29,7 +29,7 @@ pub fn lines(setting: &Setting) -> Vec<String> {
     lines
 }
 
-/// The setting as lines of `sluice.toml`, each under a comment with the place.
+/// The setting as lines of `sluice.toml`, each below a comment that names the place.
 pub fn patch(setting: &Setting) -> String {
     let mut patch = String::new();
     let mut place = String::new();

@@ -1,14 +1,13 @@
 //! Settings in a table: by name, or by a column for each key if names are long.
 //!
 //! Only differences are named. A key with one value in all settings but the defaults is given once
-//! ([`Names::shared`]). Names over [`LONGEST`] become columns, whose heads [`wrapped`] breaks at
-//! hyphens.
+//! ([`Names::shared`]). Names over [`LONGEST`] characters become columns, whose heads [`wrapped`]
+//! breaks.
 
 use std::collections::BTreeSet;
 
 use crate::setting::{Setting, key_name, name};
 
-/// The longest name in a table, in characters.
 const LONGEST: usize = 48;
 /// The widest column with an unbroken head, in characters.
 const NARROW: usize = 10;
@@ -116,7 +115,6 @@ mod tests {
         assert_eq!(names.head(), ["setting"]);
         assert_eq!(cells.concat(), ["defaults", "max-num-seqs=64", "max-num-seqs=128", "gpu-memory-utilization=0.94"]);
         assert_eq!(names.shared().unwrap(), "every setting but the defaults has gpu-memory-utilization=0.94");
-        // A single setting shares nothing.
         assert_eq!(Names::of(settings[..2].iter()).shared(), None);
     }
 

@@ -1,6 +1,6 @@
 //! A tuning as a page: the answer, all settings, and the objective over each dimension.
 //!
-//! A dot is one setting with a measured value. The layout is from `sluice bench`.
+//! A dot is one setting with a measured value.
 
 use crate::goal::Goal;
 use crate::report::{answer, flags, predicted, table};
@@ -69,7 +69,7 @@ fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
     keys.into_iter().map(of_key).collect()
 }
 
-/// The guess of a lost race is no value.
+/// The guess of a lost race gives no dot.
 fn point(trial: &Trial, key: &str) -> Option<(f64, f64)> {
     let Outcome::Measured { value, .. } = &trial.outcome else { return None };
     Some((trial.setting.get(key).and_then(ArgValue::number)?, value.value))

@@ -1,9 +1,9 @@
 //! A tuning as a table: all settings, tried or left out, the advised one first, with values and a
 //! note.
 //!
-//! A setting has one row, with one column for the most thorough search trial and one for the
-//! confirmation: the estimates come from different loads, and the first is rough. Only a confirmed
-//! rate has an interval.
+//! A setting has one row, with a column for the most thorough search trial and a column for the
+//! confirmation. The estimates come from different loads, and the estimate of the search is rough.
+//! Only a confirmed rate has an interval.
 
 use crate::bound::Bound;
 use crate::goal::{Goal, Objective, label_of};

@@ -1,5 +1,5 @@
-//! Reports of tunings with known outcomes: the order, the place of each number, and nothing that
-//! was not found.
+//! Reports of tunings with known outcomes: the order, the place of each number, and that no number
+//! is made up.
 
 use sluice_core::stats::{Change, Estimate, Sense};
 
@@ -25,8 +25,8 @@ fn goal() -> Goal {
     Goal::new(&TuneTable::default(), 1).unwrap()
 }
 
-/// The grid of auto_tune.sh. The search found 18.5 for the defaults and the winner, the
-/// confirmations found these outcomes.
+/// The grid of auto_tune.sh. The search found 18.5 for the defaults and the winner. The
+/// confirmations found the values given.
 fn report(default: Estimate, winner: Estimate) -> Report {
     let (untuned, best) = (Setting::new(), setting(256, 2048));
     let search = Effort::Race(None);

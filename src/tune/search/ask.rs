@@ -51,8 +51,8 @@ impl<'a> Known<'a> {
         Ask { setting: setting.clone(), effort: Effort::Race(self.best().and_then(Trial::value)) }
     }
 
-    /// Numbers of all settings in the order of [`Space::order`], with the best predicted ones as
-    /// early as that allows.
+    /// Numbers of all settings in the order of [`Space::order`], with the best predicted settings
+    /// as early as that order allows.
     pub(crate) fn order(&self) -> Vec<usize> {
         let by_chance = self.space.order(self.settings, self.goal.seed);
         let scores: Vec<f64> =
@@ -72,7 +72,7 @@ pub fn best<'a>(trials: &'a [Trial], goal: &Goal) -> Option<&'a Trial> {
     scored.reduce(|best, other| if other.0 > best.0 { other } else { best }).map(|(_, trial)| trial)
 }
 
-/// The score of a trial, if the setting is usable; rough after a lost race.
+/// The score of a usable setting's trial; rough after a lost race.
 pub fn score(trial: &Trial, goal: &Goal) -> Option<f64> {
     match &trial.outcome {
         Outcome::Measured { value, .. } => Some(goal.score(value.value)),

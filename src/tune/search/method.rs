@@ -10,7 +10,6 @@ use super::{model, race, script};
 use crate::error::TuneError;
 use crate::goal::Goal;
 
-/// The largest space for which `race` is chosen.
 const GRID: usize = 60;
 
 /// A search method.

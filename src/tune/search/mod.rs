@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `race` | every setting of the grid against the best so far, unless earlier trials exclude it |
 //! | `random` | settings at random against the best so far, for comparison |
-//! | `model` | where a Gaussian process expects the largest gain, and the engine to start |
+//! | `model` | the largest gain that a Gaussian process expects, if the engine is likely to start |
 //! | `auto-tune` | the grid of vLLM's `auto_tune.sh`, for comparison |
 
 mod pruned;

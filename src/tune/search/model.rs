@@ -3,9 +3,10 @@
 //! It begins with the default, the [`PREDICTED`] best settings of a simulation, and [`DESIGN`]
 //! evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped to the
 //! nearest settings). Then it asks for the largest *expected improvement x probability of
-//! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to their
-//! differences from predictions; guesses for lost races count as noise. The probability is the
-//! share of started settings that keep the bounds among the tried ones, weighted by their likeness.
+//! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to the
+//! differences between scores and predictions; the error of a guess for a lost race counts as
+//! noise. The probability of starting is the share of the tried settings, weighted by likeness,
+//! that started and kept the bounds.
 //!
 //! For a front each trial weighs the two measures differently ([`Weight`]), and the search ends
 //! when none of [`WEIGHTS`] weights promises a gain.
@@ -16,17 +17,15 @@ use crate::front::{Weight, pair};
 use crate::setting::Setting;
 use crate::trial::{Outcome, Trial};
 
-/// Settings per dimension at the beginning.
 const DESIGN: usize = 2;
-/// Best predicted settings at the beginning.
 const PREDICTED: usize = 3;
 /// The smallest expected gain of the score: 0.2 %.
 const SMALL: f64 = 0.002;
-/// Prior weight of a start, in trials.
+/// Prior weight, in trials, of a start.
 const PRIOR: f64 = 0.5;
 /// Weights of two measures tried before the search ends.
 const WEIGHTS: usize = 8;
-/// The golden ratio: fractional parts of multiples are spread evenly.
+/// The golden ratio: fractional parts of the multiples are spread evenly.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 
 pub(super) struct Model {
@@ -62,7 +61,7 @@ impl Model {
         let all: Vec<f64> = (0..known.settings.len()).filter_map(predicted).collect();
         let usual = all.iter().sum::<f64>() / all.len().max(1) as f64;
         let prior = |at: usize| predicted(at).unwrap_or(usual);
-        // The default may lie anywhere in the space, so it says nothing about neighbours.
+        // The default may lie anywhere in the space, so its value says nothing about neighbours.
         let (points, differences): (Vec<Vec<f64>>, Vec<f64>) = tried
             .iter()
             .filter(|(at, _)| *at != 0)

@@ -1,6 +1,7 @@
 //! Settings that earlier trials exclude.
 //!
-//! These rules of thumb are recorded when used, and at the end one excluded setting is tried.
+//! The report names each exclusion by these rules of thumb. At the end one excluded setting is
+//! tried.
 //!
 //! | observation | excluded, with all other values the same |
 //! |---|---|

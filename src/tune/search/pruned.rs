@@ -1,6 +1,6 @@
 //! A setting that a search left out, and why.
 //!
-//! The report has it, so nothing is left out silently.
+//! The report shows it.
 
 use serde::Serialize;
 

@@ -1,11 +1,11 @@
 //! The whole grid, each setting against the best so far; and settings in random order.
 //!
-//! The grid begins with the best predicted settings; without predictions the order is random,
+//! The grid begins with the best predicted settings. Without predictions the order is random,
 //! except that expensive keys change seldom. The n-th setting of a random order is the best so far
 //! with probability 1/n. So of n settings about ln n + 0.6 need a full rate search, and the others
-//! one or two trials; after a good prediction only the first does. Settings that earlier trials
-//! exclude are left out (`prune`). At the end one of them is tried, and the rest too if it is the
-//! best.
+//! one or two trials; after a good prediction only the first setting does. Settings that earlier
+//! trials exclude are left out (`prune`). At the end one of them is tried, and if it is the best,
+//! the rest too.
 
 use super::ask::{Ask, CHANCE, Known, Search};
 use super::prune::reason;

@@ -1,8 +1,8 @@
 //! The trials of vLLM's `auto_tune.sh`: the memory, then the grid in the order of the file.
 //!
 //! With the last setting of the grid it tries `gpu-memory-utilization` from 0.98 down to 0.90 in
-//! steps of 0.01, until an engine starts. Then it tries the grid with that memory, without vLLM's
-//! defaults. `script_verdict` has the loads.
+//! steps of 0.01, until an engine starts. Then it tries the grid with that memory, without the
+//! setting of vLLM's defaults. `script_verdict` has the loads.
 
 use super::ask::{Ask, Known, Search};
 use crate::setting::Setting;

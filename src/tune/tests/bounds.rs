@@ -42,7 +42,7 @@ fn every_text_names_the_bound_and_the_value_beyond_it() {
     assert!(!beyond.is_empty() && beyond.iter().all(|a| *a > 4.5), "{beyond:?}");
     assert!(text.contains("out of bounds") && text.contains("is beyond the bound"), "{text}");
     assert_eq!(json::json(&report, &plan.goal)["subject_to"][0], "all.e2el.p99 <= 4.50 ms");
-    // A journal keeps the outcome, and a bound of the command line is another tuning.
+    // A journal keeps the outcome. With a bound of the command line, the tuning is another one.
     let trial = report.trials.iter().find(|trial| matches!(trial.outcome, Outcome::Exceeds { .. })).unwrap();
     let again: Trial = serde_json::from_str(&serde_json::to_string(trial).unwrap()).unwrap();
     assert_eq!(again, *trial);

@@ -23,7 +23,7 @@ fn with_starts(most: usize) -> (Report, usize) {
 fn a_default_that_did_not_hold_is_not_measured_a_second_time() {
     let (report, starts) = with_starts(usize::MAX);
     assert!(report.winner.is_some_and(|winner| winner.setting.is_empty()));
-    // Now it does not start when it is confirmed, the last time.
+    // Now the default does not start the last time, for the confirmation.
     let (report, _) = with_starts(starts - 1);
     let confirmed = report.trials.iter().filter(|trial| trial.effort == Effort::Confirm);
     assert_eq!(confirmed.filter(|trial| trial.setting.is_empty()).count(), 1);

@@ -1,4 +1,4 @@
-//! Tests of the client against a scripted server (`mock`) on a loopback port.
+//! Tests of the client against a scripted server (`testing`) on a loopback port.
 
 use super::*;
 use crate::testing::{MockEngine, MockResponse, completion_stream, request};
@@ -96,7 +96,6 @@ async fn errors_and_malformed_streams_have_their_own_reasons() {
 
 #[tokio::test]
 async fn a_refused_connection_is_a_failure_of_its_own() {
-    // The port is free and has no listener.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);

@@ -1,16 +1,16 @@
 //! The gateway's access log as a workload, to replay recorded traffic.
 //!
-//! A line has the time at which a request ended, so it arrived at `time - total_ms`. Prompt tokens
-//! are the engine's count, otherwise the gateway's estimate. Failed requests are replayed, too,
-//! with the median of the known output lengths. Requests that generate no text are left out, and
-//! copies for shadow arms, because a replay makes new copies. Models other than the run's become
-//! adapters.
+//! A line has the time at which a request ended, so the request arrived at `time - total_ms`.
+//! Prompt tokens are the engine's count, otherwise the gateway's estimate. Failed requests are
+//! replayed, too, with the median of the known output lengths. Left out are requests that generate
+//! no text, and copies for shadow arms, because a replay makes new copies. Models other than the
+//! run's become adapters.
 //!
 //! The log holds no prompts, so prompts of the recorded lengths are generated.
 //!
 //! The gateway's records ([records]) add hashes of the beginnings of prompts, so that requests
-//! share prefixes as they did. A beginning ends every [`STEP`] bytes (less often in long prompts),
-//! which are converted to tokens by the file's average ratio.
+//! share prefixes as they did. There is a hash every [`STEP`] bytes (less often in long prompts).
+//! The file's average ratio converts the bytes to tokens.
 
 use serde_json::Value;
 
@@ -115,7 +115,7 @@ fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &Rea
 }
 
 /// Names of the blocks of [`STEP`] bytes at the beginning of a prompt. Two prompts share the blocks
-/// up to the end of their last common beginning.
+/// up to the end of the last beginning that they have in common.
 fn blocks(hashes: &[Value]) -> Vec<u64> {
     let mut names = Vec::new();
     let hashes = hashes.iter().map_while(|hash| u64::from_str_radix(hash.as_str()?, 16).ok());

@@ -14,10 +14,8 @@ use super::item::{Item, ItemPrompt, Items};
 use super::jsonl::{keys, objects};
 use super::options::ReadOptions;
 
-/// Fewest tokens of a prompt or an output.
 const MIN_TOKENS: u32 = 4;
 const MAX_PROMPT: u32 = 1024;
-/// Most tokens of prompt and output together.
 const MAX_BOTH: u32 = 2048;
 
 /// Reads conversations: one JSON array, or one object a line.

@@ -64,7 +64,6 @@ fn burstgpt_has_a_class_for_each_model_and_leaves_failures_out() {
     assert_eq!(items.times().unwrap(), [0.0, 40.0]);
     assert_eq!(items.classes.iter().map(|class| class.name.as_str()).collect::<Vec<_>>(), ["ChatGPT", "GPT-4"]);
     assert!(items.notes[0].contains("1 rows without a response"));
-    // Older files have fewer columns.
     let old = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,GPT-4,5,6,11,API log\n";
     assert_eq!(lengths(&read(old, &DatasetFormat::BurstGpt).unwrap()), [(5, 6)]);
 }

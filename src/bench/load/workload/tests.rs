@@ -95,7 +95,6 @@ fn a_shared_prefix_gives_the_configured_hit_rate() {
         let rate = hit_rate(&prefixed(Length::Between { min: 150, max: 650 }, prefix), 800);
         assert!((rate - expected).abs() < 0.02, "{rate} instead of {expected}");
     }
-    // Half of the requests share nothing.
     let half = Prefix { kind: PrefixKind::Share(0.8), groups: 1, warm: 0.5 };
     let rate = hit_rate(&prefixed(Length::Exactly(400), half), 800);
     assert!((rate - 0.4).abs() < 0.03, "{rate}");

@@ -106,7 +106,6 @@ fn a_large_difference_is_found_in_few_requests_and_in_an_overloaded_run() {
         few.rows.iter().filter(|row| row.unit == Unit::Seconds).all(|row| row.verdict == Verdict::Worse),
         "{few:?}"
     );
-    // Every request waits longer than the previous one.
     let mut growing = run(3, 800, 1.0);
     for record in &mut growing.requests {
         record.ttft += record.sent * 0.1;

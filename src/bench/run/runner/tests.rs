@@ -56,12 +56,10 @@ async fn a_late_send_is_measured_and_its_lag_recorded() {
     let engine = MockEngine::start(move |_| MockResponse::stream(completion_stream(1), pause)).await;
     let burst = plan(Arrival::Burst { rate: 1_000.0, size: 3 }, Extent::Requests(3));
     let grain = TIMER_GRAIN.as_secs_f64();
-    // The process's bound: waiting counts as lag.
     let (outcome, _) = run_against(&engine, &RunPlan { max_in_flight: 1, ..burst.clone() }).await;
     let last = &outcome.requests[2];
     assert!(last.lag() >= 0.1 - grain, "late by {}", last.lag());
     assert!(last.ttft >= 0.025 - grain && last.due.unwrap() < grain);
-    // The user's limit: waiting counts as queueing.
     let (outcome, _) = run_against(&engine, &RunPlan { max_concurrency: Some(1), ..burst }).await;
     let last = outcome.requests.iter().max_by(|a, b| a.sent.total_cmp(&b.sent)).unwrap();
     assert!(last.queued >= 0.1 - 2.0 * grain, "queued for {}", last.queued);

@@ -2,9 +2,9 @@
 //! servers.
 //!
 //! Each trial of the search (`bench::search`) is a run of the load generator with fresh prompts.
-//! Latencies count from the time when a request was *due*, so lag of the client does not improve
-//! the result. A request is missed once it is in flight for longer than the bound on E2EL, so a
-//! trial ends even if the server hangs.
+//! Latencies count from the due time of a request, so lag of the client does not improve the
+//! result. A request in flight counts as missed after the bound on E2EL, so a trial ends even if
+//! the server hangs.
 //!
 //! Ctrl-C ends the search and prints the trials so far. Bound: `--find-rate-runs` trials.
 
@@ -94,7 +94,7 @@ fn goal(args: &BenchArgs, objectives: &[Slo]) -> anyhow::Result<SearchGoal> {
     if !(tolerance > 0.0 && tolerance < 1.0) || search.find_rate_requests < 30 || search.find_rate_runs < 3 {
         anyhow::bail!("--find-rate: give a tolerance above 0 and below 100 %, 30 requests or more, and 3 runs or more");
     }
-    // A bound on TPOT alone does not limit how long a queue may grow; one second is used.
+    // A bound on TPOT alone does not limit how long a queue may grow, so one second is used.
     let spans = objectives.iter().flat_map(|slo| [slo.ttft, slo.e2el]).flatten().map(|ms| ms / 1e3);
     let longest_bound = spans.reduce(f64::max).unwrap_or(1.0);
     Ok(SearchGoal {

@@ -22,7 +22,7 @@ struct Scenario {
     max_num_seqs: u32,
     prompt: (u32, u32),
     output: (u32, u32),
-    /// Requests of the second length among ten.
+    /// Requests of the second length among ten requests.
     long_of_ten: usize,
     /// Bounds on TTFT and E2EL, seconds.
     ttft: f64,
@@ -99,7 +99,7 @@ impl SystemUnderTest for Simulated {
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
         let seed = Rng::new((self.seed << 32) ^ trial.seed).next_u64();
         let (mut rng, mut server) = (Rng::new(seed), self.virtual_server(seed));
-        // By number, because a hash table would double the time of these tests.
+        // A list by number: a hash table would double the time of these tests.
         let mut requests: Vec<(f64, f64)> = Vec::new();
         let (mut in_flight, mut now, mut due) = (0, 0.0, 0.0);
         let mut ends = Vec::new();
@@ -156,7 +156,7 @@ fn search(scenario: Scenario, seed: u64) -> SearchResult {
     at_once(find_rate(&mut system, &SearchGoal::new(bounds.fold(0.0, f64::max)), |_| ())).unwrap()
 }
 
-/// The long-run attainment by rate, each rate run once.
+/// The long-run attainment by rate. Each rate is run once.
 struct LongRuns {
     scenario: Scenario,
     /// Rate and attainment.
@@ -174,8 +174,8 @@ impl LongRuns {
         self.measured.push((rate, hits as f64 / LONG as f64));
     }
 
-    /// The rate with the attainment `share`, to 1 %, measured so that the tests stay valid when the
-    /// cost model changes.
+    /// The rate with the attainment `share`, to 1 %. It is measured, so that the tests stay valid
+    /// when the cost model changes.
     fn rate(&mut self, share: f64) -> f64 {
         loop {
             let holding = self.measured.iter().filter(|(_, attainment)| *attainment >= share).map(|(rate, _)| *rate);
@@ -195,7 +195,7 @@ impl LongRuns {
 }
 
 /// Searches with the first `seeds` seeds, on all cores. Returns how many results are within 5 % of
-/// the true rate, and how many are above the rate with 98 %.
+/// the true rate, and how many are above the rate with 98 % attainment.
 fn census(scenario: Scenario, seeds: u64) -> (usize, usize) {
     let mut long_runs = LongRuns { scenario, measured: Vec::new() };
     let (true_rate, slack_rate) = (long_runs.rate(0.99), long_runs.rate(0.98));
@@ -216,9 +216,8 @@ fn census(scenario: Scenario, seeds: u64) -> (usize, usize) {
     (near, too_high)
 }
 
-// Of 100 seeds, 99, 95 and 92 were within 5 %, none too high (with a slightly different cost
-// model). The tests run the first seeds. In the second and third scenario, 5 and 8 of 100 seeds are
-// outside, so their tests allow one of four.
+// Of 100 seeds of the three scenarios, 99, 95 and 92 were within 5 %, none too high (with a
+// slightly different cost model). The tests run the first seeds and allow one to be outside.
 
 #[test]
 fn the_rate_of_an_engine_is_found_within_five_percent_and_never_too_high() {
