@@ -18,6 +18,10 @@ pub enum LabError {
     #[error("backend \"{0}\" has two engines; describe one for each backend")]
     TwoEngines(String),
     #[error(
+        "backends named \"{0}\" have different addresses, and a simulated engine is found by the backend's name; give each address a name of its own"
+    )]
+    OneName(String),
+    #[error(
         "{0} [[engine]] tables have no key 'backend', so each is for all backends that no other table names; give all but one of them backend = [\"NAME\"]"
     )]
     TwoDefaults(usize),

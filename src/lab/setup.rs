@@ -164,7 +164,13 @@ impl Lab {
                 }
             }
         }
-        self.addresses().map(drop)
+        let mut addresses: Vec<Option<Endpoint>> = vec![None; self.engines.len()];
+        for (address, engine) in self.addresses()? {
+            if addresses[engine].get_or_insert_with(|| address.clone()) != &address {
+                return Err(LabError::OneName(self.engines[engine].backend.clone()));
+            }
+        }
+        Ok(())
     }
 
     /// Address of each backend and index of the backend's engine, pool by pool.

@@ -279,7 +279,7 @@ fn an_invalid_scenario_says_what_to_change() {
     let class = "class = [{ name = \"a\", rate = 1, in = 10, out = 2 }]";
     let traffic = format!("[[traffic]]\n{class}\n");
     let pool =
-        "[[model]]\nname = \"m\"\n[[pool]]\nname = \"all\"\n[[pool.backend]]\nname = \"g\"\nurl = \"http://g:1\"";
+        "[[model]]\nname = \"m\"\n[[pool]]\nname = \"all\"\nmodels = [\"m\"]\n[[pool.backend]]\nname = \"g\"\nurl = \"http://g:1\"";
     let configured = |engines: &str| format!("gateway = '''{pool}'''\n{traffic}{engines}");
     for (text, says) in [
         (traffic.replace("rate", "weight"), "traffic needs one of rate"),
@@ -297,6 +297,13 @@ fn an_invalid_scenario_says_what_to_change() {
         (configured("[[engine]]\ncount = 2\n"), "count = 2 in [[engine]] is for files without a configuration"),
         (configured("[[engine]]\nbackend = [\"h\"]\n"), "the engine \"h\" belongs to no backend"),
         (configured("[[engine]]\nbackend = [\"g\"]\n[[engine]]\nbackend = [\"g\"]\n"), "backend \"g\" has two engines"),
+        (
+            configured("").replace(
+                "g:1\"",
+                "g:1\"\n[[model]]\nname = \"n\"\n[[pool]]\nname = \"b\"\nmodels = [\"n\"]\n[[pool.backend]]\nname = \"g\"\nurl = \"http://h:1\"",
+            ),
+            "backends named \"g\" have different addresses",
+        ),
         (format!("gateway = \"[[pool]]\"\nconfig = \"x\"\n{traffic}"), "not both"),
         (format!("gateway = \"[pool\"\n{traffic}"), "gateway"),
         (traffic.replace("in = 10", "in = 0"), "'0' is not a length"),

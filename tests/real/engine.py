@@ -20,6 +20,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 # A cold start imports torch three times over; 2 shared cores took up to 50 s.
 START_SECONDS = 240
 STOP_SECONDS = 20
+# Whether the engines have vLLM's frontend in Rust. It lowers a number of tokens that is too high
+# for the context, and its log has other texts.
+RUST = os.environ.get("VLLM_USE_RUST_FRONTEND") == "1"
 
 
 class Failed(Exception):

@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 
+from engine import RUST
 from wire import call
 
 SAME, STATUS = "same", "status"
@@ -84,6 +85,8 @@ def engine_refuses():
         "hot": {"temperature": "hot"}, "top_p": {"top_p": 7}, "bias": {"logit_bias": {"999999": 1}}, "too long": {"max_tokens": 100_000},
         "no roles": {"messages": [{}]}, "no messages": {"messages": []}, "a broken tool": {"tools": [{"type": "function"}]},
     }.items():
+        if RUST and name == "too long":
+            continue
         yield f"refused chat: {name}", "POST", CHAT, {**CHAT_BASE, **extra}
     yield "refused chat: messages missing", "POST", CHAT, BASE
     yield "refused text: prompt missing", "POST", TEXT, BASE

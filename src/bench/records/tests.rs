@@ -102,6 +102,13 @@ fn the_worst_period_is_that_with_most_misses_or_the_longest_p99() {
 }
 
 #[test]
+fn of_periods_with_few_requests_the_fullest_is_the_worst() {
+    let sparse: String = (0..5).chain(1_200..1_215).chain(2_400..2_410).map(|second| good(second, 50)).collect();
+    let period = worst(&entries(&sparse)).unwrap();
+    assert_eq!((period.requests, period.from), (15, entries(&sparse)[5].at));
+}
+
+#[test]
 fn years_between_two_records_cost_nothing() {
     let text = good(1, 50) + &good(2, 60).replace("2026-", "9026-");
     assert_eq!(worst(&entries(&text)).map(|period| period.requests), Some(1));

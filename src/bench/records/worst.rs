@@ -2,8 +2,8 @@
 //!
 //! It has the most requests that failed or missed an objective; without any, the longest P99 of
 //! TTFT (E2EL if not streamed). Periods of [`PERIOD`] begin half a period apart. A period needs
-//! [`REQUESTS_MIN`] requests, or all if there are fewer; if no period has them, the first one
-//! counts.
+//! [`REQUESTS_MIN`] requests, or all if there are fewer; if no period has them, the period with
+//! the most requests counts.
 
 use super::Entry;
 use super::table::{count, quantile};
@@ -34,10 +34,10 @@ pub fn worst(entries: &[Entry]) -> Option<Period> {
     let is_judged = entries.iter().any(Entry::is_miss);
     let enough = entries.len().min(REQUESTS_MIN);
     let key = |period: &Period| if is_judged { period.missed as f64 } else { period.p99 };
-    let all = begins(entries, first).map(|from| period(entries, from));
-    all.filter(|period| period.requests >= enough)
-        .max_by(|one, other| key(one).total_cmp(&key(other)))
-        .or_else(|| Some(period(entries, first)))
+    let all: Vec<Period> = begins(entries, first).map(|from| period(entries, from)).collect();
+    let of_enough = all.iter().filter(|period| period.requests >= enough);
+    let worst = of_enough.max_by(|one, other| key(one).total_cmp(&key(other)));
+    worst.or_else(|| all.iter().max_by_key(|period| period.requests)).cloned()
 }
 
 /// The starts of periods whose first half has a request.
