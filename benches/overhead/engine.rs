@@ -281,10 +281,8 @@ fn reply(status: &str, kind: &str, extra: &str, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Writes the response to one generation request.
-///
-/// # Errors
-/// The client left; the request then counts as aborted.
+/// Writes the response to one generation request. Fails if the client has left; the request then
+/// counts as aborted.
 async fn send(socket: &mut TcpStream, request: &Request, frames: &Frames, counters: &Counters) -> anyhow::Result<()> {
     let mut progress = PendingResponse::begin(counters);
     let body = &request.body[..];
@@ -359,8 +357,7 @@ fn plain(frames: &Frames, chunks: u64) -> String {
     )
 }
 
-/// # Errors
-/// The client leaves before `due`.
+/// Fails if the client leaves before `due`.
 async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
     if due <= Instant::now() {
         return Ok(());

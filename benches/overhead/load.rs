@@ -88,8 +88,7 @@ struct Tally {
     events: u64,
 }
 
-/// # Errors
-/// The target cannot be reached at all.
+/// Fails only if the target cannot be reached at all.
 pub(crate) async fn run(load: Load) -> anyhow::Result<()> {
     let request = build(&load);
     TcpStream::connect(&load.target).await.with_context(|| format!("cannot reach {}", load.target))?;

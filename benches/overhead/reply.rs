@@ -100,8 +100,7 @@ impl Reply {
         }
     }
 
-    /// # Errors
-    /// The bytes are not an HTTP/1.1 response.
+    /// Fails if the bytes are not an HTTP/1.1 response.
     pub(crate) fn feed(&mut self, mut input: &[u8]) -> anyhow::Result<()> {
         while !input.is_empty() {
             match self.state {
