@@ -1,17 +1,17 @@
 //! The CPU time that admission takes for one request, by the number of backends of its pool.
 //!
-//! One request passes through all of admission: it enters, gets its first token, its stream is
-//! learned from, it succeeds, and it returns its lease. Meanwhile every backend carries [`BESIDE`]
-//! other requests. Of every 16 prompts one is large. The pool has one of three states:
+//! Each request passes through all of admission: it enters, reports its first token and its pace,
+//! succeeds and returns its lease. Meanwhile every backend carries [`BESIDE`] other requests. One
+//! prompt in 16 is large. The pool has one of three states:
 //!
 //! - `room`: every backend has room, so the policy compares them.
-//! - `full`: no backend has room; each request waits, and gets the room that the oldest one leaves.
+//! - `full`: no backend has room; each request waits for the room of the oldest running request.
 //! - `one free`: a single backend has room, and the policy must find it.
 //!
-//! CPU time of this thread is measured, because other processes change it little: the median of
+//! The result is CPU time of this thread, which other processes change little: the median of
 //! [`ROUNDS`] rounds, in which all sizes alternate. `cargo bench --bench admission [POLICY
-//! [REQUESTS [BACKENDS [STATE]]]]`: the number of requests in a round, the number of backends and
-//! one state serve to count instructions under `valgrind --tool=callgrind`.
+//! [REQUESTS [BACKENDS [STATE]]]]`: with a number of requests in a round, a number of backends and
+//! one state, count instructions under `valgrind --tool=callgrind`.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -31,7 +31,6 @@ use tokio::time::Instant;
 const SIZES: [usize; 4] = [2, 16, 64, 256];
 /// Requests that each backend carries besides the measured one.
 const BESIDE: usize = 8;
-/// Number of rounds; the median counts.
 const ROUNDS: usize = 9;
 /// Requests in a round, unless the command line says otherwise.
 const REQUESTS: u32 = 200_000;
@@ -77,7 +76,7 @@ impl Bench {
         bench
     }
 
-    /// The next request; one in 16 is large. A thousand requests arrive per second.
+    /// The next request. A thousand requests arrive per second.
     fn request(&mut self) -> AdmissionRequest {
         self.count += 1;
         self.now += Duration::from_millis(1);

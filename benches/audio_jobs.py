@@ -2,12 +2,12 @@
 """Sixty audio jobs of mixed length on four serial workers, through sluice and through nginx:
 `cargo build --release && benches/audio_jobs.py [ROUNDS]`.
 
-Each proxy has four worker processes of its own, and all get the same jobs at the same times, in one
-run. A worker does one job at a time; a second one waits inside. A job takes 10 ms for each second of
-audio (16 kHz, 16 bits), so the workers sleep and do not disturb each other. Lengths are log-normal
+Each proxy has four separate workers, and gets the same jobs at the same times, in one run. A worker
+does one job at a time; a second job waits in the worker. For a job, a worker sleeps 10 ms for each
+second of audio (16 kHz, 16 bits), so workers do not disturb each other. Lengths are log-normal
 (median 30 s, 2 s to 600 s); arrivals are Poisson at 85 % of the capacity. Prints the time from the
-arrival of a job to the begin of its work. Needs nginx (Debian: nginx-light); SLUICE_BIN names another
-binary.
+arrival of a job to the beginning of its work. Needs nginx (Debian: nginx-light); SLUICE_BIN names
+another binary.
 """
 import concurrent.futures
 import http.client
@@ -70,7 +70,7 @@ def worker(port):
 
 def nginx(folder, port, workers, policy):
     servers = "".join(f"server 127.0.0.1:{worker};" for worker in workers)
-    # Its workers write bodies into the folder.
+    # nginx's workers write bodies into the folder.
     user = "user root; " if os.getuid() == 0 else ""
     (folder / "nginx.conf").write_text(
         f"{user}daemon off; pid {folder}/pid; error_log {folder}/error.log; events {{}}\n"
@@ -120,7 +120,7 @@ def jobs(seed):
 
 
 def play(port, plan, started):
-    """The time from the arrival of each job to the begin of its work."""
+    """The time from the arrival of each job to the beginning of its work."""
 
     def one(job):
         arrival, length = job

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Streams whose engines fail again and again: which answers are whole, and what continuing costs.
+"""Streams whose engines fail again and again: which answers are whole, and how long streams pause.
 
     cargo build --release && benches/failing_engines.py [--fault kill] [--streams 10000]
 
@@ -7,7 +7,7 @@ Four simulated engines, a gateway in front of them, and 200 chats at a time of 2
 five seconds one engine fails: `kill` (SIGKILL, then a new start), `hang` (stopped for four seconds)
 or `error` (the engine core dies, so streams end with an error event, and the engine starts again).
 An answer is whole if it has one id, one role, every token, a finish reason and the usage of the
-whole. Prints one line of JSON, with the reasons of answers that are not whole. `SLUICE_BIN` names
+whole answer. Prints one line of JSON, which also says why answers are not whole. `SLUICE_BIN` names
 another binary.
 """
 

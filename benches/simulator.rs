@@ -1,8 +1,7 @@
-//! Speed of the simulator's engine on virtual time: the CPU time of one simulated hour of one
-//! server.
+//! Speed of the simulator on virtual time: the CPU time of simulated hours of one server.
 //!
-//! `cargo bench --bench simulator [HOURS]`. Open loop with Poisson arrivals from a seed; an H200
-//! with an 8B model. CPU time is user and system time of the process. Nothing is asserted.
+//! `cargo bench --bench simulator [HOURS]`. The load is an open loop of Poisson arrivals from a
+//! seed; the server is an H200 with an 8B model. Nothing is asserted.
 //!
 //! | load | requests |
 //! |---|---|

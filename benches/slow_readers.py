@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Clients that read slowly, next to honest ones: the effect on the honest clients, and the cost.
+"""Clients that read slowly: their effect on clients that read at once, and their memory.
 
     cargo build --release && benches/slow_readers.py [--readers 10000] [--seconds 90]
 
 Two simulated engines, a gateway in front of them, and 30 honest requests a second, which
 `sluice bench` measures: first alone, then next to clients that each read 1 KB/s of a long stream,
 half of them with HTTP/1.1 and half with HTTP/2 (100 streams per connection). Prints the P99 TTFT of
-both runs, and the gateway's memory and buffers. In between, slow clients read shorter streams to
-the end; then it prints the TPOT of the engines by the gateway's metrics and by their own. `SLUICE_BIN` names another binary. The half with HTTP/2 needs the Python package
-h2.
+both runs, and the gateway's memory and buffers. Between these runs, slow clients read shorter
+streams to the end, and the program prints the TPOT of the engines by the gateway's metrics and by
+the engines' own. `SLUICE_BIN` names another binary. HTTP/2 needs the Python package h2.
 """
 
 import argparse
@@ -30,8 +30,8 @@ RATE = 30
 PAUSE_S = 8
 PIECE = 8 << 10
 STREAMS = 100
-# Output tokens of clients that stay, and of clients that read to the end, whose responses fit into
-# the buffer of a stream: a stream whose buffer is full has no TPOT.
+# Output tokens of clients that stay, and of clients that read to the end. Responses to the latter
+# fit into the buffer of a stream, because a stream whose buffer was full has no TPOT.
 STAY, END = 60, 20
 FINISHERS = 500
 

@@ -1,15 +1,15 @@
 //! The lag of the simulator: many streams from one `sluice sim` process on one core, compared with
 //! virtual time.
 //!
-//! `cargo build --release && cargo bench --bench streams [STREAMS]
-//! [SECONDS]`. Starts `target/release/sluice sim` (or `SLUICE_BIN`) bound to core 0, binds itself
-//! to core 1, opens STREAMS streams (default 2,000; 64 prompt tokens, ignore_eos) and measures the
-//! gaps between events in the middle, when all streams decode: about SECONDS (default 6).
+//! `cargo build --release && cargo bench --bench streams [STREAMS] [SECONDS]` starts
+//! `target/release/sluice sim` (or `SLUICE_BIN`) on core 0, runs itself on core 1, and opens
+//! STREAMS streams (default 2,000; 64 prompt tokens, ignore_eos). It measures the gaps between
+//! events while all streams decode, for about SECONDS (default 6).
 //!
 //! It prints the gaps that the client measured and the gaps of the same steps on virtual time; the
-//! difference is lag. It also prints how much of its core the server used: near 1, the core is the
-//! limit. Needs `taskset` (util-linux), two cores and an open-file limit of STREAMS + 100 or more.
-//! Nothing is asserted.
+//! difference is lag. It also prints which part of its core the server used: near 1, the core is
+//! the limit. Needs `taskset` (util-linux), two cores and an open-file limit of STREAMS + 100 or
+//! more. Nothing is asserted.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,7 +22,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PROMPT: u32 = 64;
 
-/// A server that is killed when it is dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -65,8 +64,8 @@ fn cpu(id: u32) -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// Reads one stream to its end; returns the time of each read that brought events, and their
-/// number.
+/// Reads one stream to its end. Returns the time and the number of events of each read with
+/// events.
 async fn follow(address: SocketAddr, number: u32, tokens: u32) -> Vec<(Instant, u32)> {
     let prompt: Vec<String> = (0..PROMPT).map(|at| (number * PROMPT + at).to_string()).collect();
     let body = format!(
@@ -124,8 +123,8 @@ fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|word| word.parse::<u32>().ok());
     let (streams, seconds) = (numbers.next().unwrap_or(2_000), f64::from(numbers.next().unwrap_or(6)));
     let step = simulated(streams, 12).first().copied().unwrap_or(20.0);
-    // Enough tokens for the middle, but no preemption: all contexts fit the cache of this GPU even
-    // at their ends.
+    // Enough tokens for SECONDS in which all streams decode, but no preemption: at the end, all
+    // contexts still fit the cache of this GPU.
     let blocks = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in")).engine.num_blocks;
     let room = (blocks / streams.max(1)).saturating_sub(1) * 16;
     let tokens = (((seconds + 8.0) * 1e3 / step) as u32).min(room.saturating_sub(PROMPT)).max(8);
@@ -151,7 +150,7 @@ fn main() {
         }
         (lives, watch.await.expect("watched"))
     });
-    // The middle: every stream has begun and none has ended.
+    // Only gaps count while every stream has begun and none has ended.
     let begun = lives.iter().filter_map(|life| Some(life.first()?.0)).max().expect("streams");
     let ended = lives.iter().filter_map(|life| Some(life.last()?.0)).min().expect("streams");
     let (mut gaps, mut merged, mut reads) = (Vec::new(), 0, 0u64);

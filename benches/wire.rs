@@ -1,7 +1,7 @@
-//! The cost of parsing: a body of each size, and a stream of 64 events in few and in many chunks.
+//! The cost of parsing: bodies of several sizes, and a stream of 64 events in few and many chunks.
 //!
-//! Budget for the whole proxy: 72 us for an unpaced stream of 64 events, 180 us with a prompt of
-//! 400 KB. Parsing should stay near 10 us and 60 us. `cargo bench --bench wire`.
+//! The whole proxy may take 72 us for an unpaced stream of 64 events, 180 us with a prompt of 400
+//! KB, of which parsing should take about 10 us and 60 us. `cargo bench --bench wire`.
 
 use std::hint::black_box;
 
@@ -42,7 +42,7 @@ fn read(c: &mut Criterion) {
     for (name, unit) in [
         ("code", "    let x = f(\"a\", 1);\n\treturn x;\n"),
         ("cjk", "\u{6f22}\u{5b57}\u{3068}\u{304b}\u{306a}\u{3002}"),
-        // A client decides how much of its text is escaped.
+        // A client can send a text in which every character is escaped.
         ("line breaks", "\n"),
         ("code units", "\u{1}"),
     ] {
@@ -89,8 +89,7 @@ fn meter(c: &mut Criterion) {
     }
 }
 
-/// The group of benchmarks; in a separate module, because the macro makes a public function without
-/// documentation.
+/// A separate module, because the macro's public function has no documentation.
 mod group {
     use super::{meter, read};
     criterion::criterion_group!(benches, read, meter);

@@ -1,13 +1,10 @@
-//! The lower bound: pingora's `HttpServerApp` and `Connector` forwarding chunk by chunk, without
-//! the gateway's work.
+//! The lower bound: a proxy of pingora's `HttpServerApp` and `Connector`, without the gateway's
+//! work.
 //!
-//! It shows the cost of the HTTP library, so that the gateway's cost can be split into pingora's
-//! part and its own. Each chunk read on one side is written at once to the other side, one write
-//! per chunk: the simplest correct program for the rows measured here. It copies headers except
-//! `transfer-encoding` to the upstream (pingora frames the body), keeps connections alive on both
-//! sides, and closes them when anything fails.
-//!
-//! It does not watch for a client that leaves, retry, time out, meter or log.
+//! It shows which part of the gateway's cost is pingora's. It writes each chunk that it reads on
+//! one side to the other side at once: the simplest correct program for the rows measured here. It
+//! copies headers to the upstream, keeps connections alive on both sides, and closes them when
+//! anything fails. It does not watch for a client that leaves, retry, time out, meter or log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +65,6 @@ impl HttpServerApp for Bare {
     }
 }
 
-/// Serves on `listen` until the process is ended.
 pub(crate) fn run(listen: &str, backend: &str, threads: usize) {
     let conf = ServerConf {
         threads,

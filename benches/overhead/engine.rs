@@ -1,10 +1,10 @@
 //! Mock engine: serves `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
 //!
-//! Its cost is small and constant: plain tokio sockets, and every event is formatted once, at the
-//! start. Responses do not depend on the prompt, so a proxied response equals a direct one byte by
-//! byte.
+//! Its cost is small and constant: plain tokio sockets, and events formatted once, at the start.
+//! Responses do not depend on the prompt, so a proxied response equals a direct one byte by byte.
 //!
-//! A request sets its pace in headers, or in a text in the body, since some proxies drop headers:
+//! A request sets the pace of its response in headers, or in a text in the body, because some
+//! proxies drop headers:
 //!
 //! | header | body text `mock:first=0,interval=5,chunks=64;` | meaning |
 //! |---|---|---|
@@ -13,11 +13,12 @@
 //! | `x-mock-chunks` | `chunks` | content events of the response |
 //! | `x-mock-burst` | `burst` | 1: the whole response in one write |
 //!
-//! A stream is head, role event (chat only), `chunks` content events (the last has the finish
-//! reason), usage event if `include_usage` was requested, `[DONE]`; each is one chunk and one
-//! write, as in uvicorn. `x-mock-body` in the response is the length and xxh3 of the request body;
-//! `GET /mock/last` returns its SHA-256. Bounds: heads of 64 KiB, bodies of 64 MiB, one request at
-//! a time per connection. A client that leaves is noticed between events and counted as `abort`.
+//! A stream has a head, a role event (chat only), `chunks` content events (the last has the finish
+//! reason), a usage event if `include_usage` was requested, and `[DONE]`; each event is one chunk
+//! and one write, as in uvicorn. The response header `x-mock-body` has the length and xxh3 of the
+//! request body; `GET /mock/last` returns the body's SHA-256. The engine notices between events
+//! that a client has left, and counts this as `abort`. Bounds: heads of 64 KiB, bodies of 64 MiB,
+//! one request at a time per connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -38,9 +39,8 @@ use twox_hash::XxHash3_64;
 const MAX_HEAD: usize = 64 << 10;
 /// Longest request body, bytes: twice the gateway's default limit.
 const MAX_BODY: usize = 64 << 20;
-/// Headers read of one request.
 const MAX_HEADERS: usize = 64;
-/// Content events by default: as in the rows of the overhead table.
+/// Content events by default, as in the rows of the overhead table.
 const DEFAULT_CHUNKS: u64 = 64;
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 /// Words that content events cycle through.
@@ -59,15 +59,16 @@ pub(crate) struct Counters {
     pub(crate) lost: AtomicU64,
     /// Bytes of all request bodies.
     pub(crate) body_bytes: AtomicU64,
-    /// Streamed responses whose first content was written, and their total delay past the requested
-    /// time, ns: not caused by the measured client.
+    /// Number of streams with a first content event, and the sum of these events' delays past the
+    /// requested time, ns: this engine causes the delays, not the proxy.
     first_late: [AtomicU64; 2],
     /// Set while the engine is being killed, so that dropped responses count as `lost`.
     pub(crate) killed: AtomicBool,
     last_body: Mutex<Vec<u8>>,
 }
 
-/// One response in progress: counted as aborted unless it is marked as finished.
+/// One response in progress. If it is dropped before it is marked as finished, it counts as
+/// aborted.
 struct PendingResponse<'a>(&'a Counters, bool);
 
 impl<'a> PendingResponse<'a> {
@@ -89,7 +90,6 @@ impl Drop for PendingResponse<'_> {
     }
 }
 
-/// Pace and size of one response.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Pace {
     first: Duration,
@@ -107,7 +107,7 @@ struct Request {
     keep_alive: bool,
 }
 
-/// Event frames of one dialect, chunk-encoded once.
+/// The events of one route as chunks, formatted once.
 struct Frames {
     role: Vec<u8>,
     words: Vec<Vec<u8>>,
@@ -187,7 +187,6 @@ fn listen(address: &str) -> anyhow::Result<TcpListener> {
     Ok(socket.listen(4_096)?)
 }
 
-/// Listens on `address`, prints it on stdout, serves until the process ends.
 pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
     let listener = listen(address).with_context(|| format!("cannot listen on {address}"))?;
     println!("engine on http://{}", listener.local_addr()?);
@@ -195,7 +194,7 @@ pub(crate) async fn listen_and_serve(address: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves connections from `listener` for ever; dropping the future closes all of them.
+/// Serves connections; dropping the future closes all of them.
 pub(crate) async fn serve(listener: TcpListener, counters: Arc<Counters>) {
     let frames = Arc::new([Frames::chat(), Frames::completions()]);
     let mut connections = JoinSet::new();
@@ -282,10 +281,8 @@ fn reply(status: &str, kind: &str, extra: &str, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Writes the response to one generation request.
-///
-/// # Errors
-/// When the client left; the request then counts as aborted.
+/// Writes the response to one generation request. Fails if the client has left; the request then
+/// counts as aborted.
 async fn send(socket: &mut TcpStream, request: &Request, frames: &Frames, counters: &Counters) -> anyhow::Result<()> {
     let mut progress = PendingResponse::begin(counters);
     let body = &request.body[..];
@@ -337,7 +334,7 @@ async fn send(socket: &mut TcpStream, request: &Request, frames: &Frames, counte
     for event in frames.end(body, pace.chunks) {
         socket.write_all(&event).await?;
     }
-    // As in vLLM, nothing can be aborted from here on: only the connection is still busy.
+    // As in vLLM, the generation has ended, so a client that leaves now aborts nothing.
     progress.1 = true;
     socket.write_all(LAST_CHUNK).await?;
     Ok(())
@@ -360,7 +357,7 @@ fn plain(frames: &Frames, chunks: u64) -> String {
     )
 }
 
-/// Waits until `due`; fails if the client leaves meanwhile.
+/// Fails if the client leaves before `due`.
 async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
     if due <= Instant::now() {
         return Ok(());
@@ -370,7 +367,7 @@ async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
         () = sleep_until(due) => Ok(()),
         n = socket.peek(&mut byte) => match n? {
             0 => bail!("the client left"),
-            // The client has sent its next request: this response is finished first.
+            // The client has sent its next request, which waits for the end of this response.
             _ => { sleep_until(due).await; Ok(()) }
         },
     }
@@ -405,7 +402,7 @@ enum Framing {
     Chunked,
 }
 
-/// Reads one request; `None` when the client closed between requests.
+/// `None`: the client closed the connection.
 async fn read_request(socket: &mut TcpStream, buffer: &mut BytesMut) -> anyhow::Result<Option<Request>> {
     let (mut request, framing, expects) = loop {
         if let Some(found) = parse_head(buffer)? {

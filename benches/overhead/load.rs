@@ -1,9 +1,9 @@
-//! Load generator: a closed loop of keep-alive streams over raw sockets, cheap enough to share two
-//! cores with a proxy.
+//! Load generator: a closed loop over raw keep-alive connections, cheap enough to share two cores
+//! with a proxy.
 //!
 //! Each of `--streams` tasks sends the same request again and again until all tasks together have
-//! started `--requests`, or until `--seconds` have passed. Times count from just before the request
-//! is written:
+//! started `--requests` requests, or until `--seconds` have passed. Times count from just before
+//! the request is written:
 //!
 //! - `ttft`: to the read that completes the first event with content (for a plain response: the
 //!   first byte of its body)
@@ -11,11 +11,11 @@
 //!
 //! The result is one line of JSON on stdout: counts, exact percentiles in microseconds, digests of
 //! the decoded responses, whether request bodies reached the engine unchanged, and failures by kind
-//! (a response that is not 200 or has the wrong number of events is a failure).
+//! (such as a status other than 200, or the wrong number of events).
 //!
-//! With `--hold` it opens all streams, waits for the first content of each, prints how many have
-//! it, and keeps them open until it is killed. It works with the mock engine only; `sluice bench`
-//! measures real engines.
+//! With `--hold` the program opens all streams, waits for the first content of each, prints how
+//! many have received it, and keeps them open until it is killed. It works with the mock engine
+//! only; `sluice bench` measures real engines.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,7 +31,6 @@ use twox_hash::XxHash3_64;
 
 use crate::reply::Reply;
 
-/// Bytes read at a time.
 const READ: usize = 8 << 10;
 /// Time limit of one response; a slower one counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,7 +38,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const OPENING: usize = 256;
 /// Bytes of a wrong response that the result quotes.
 const KEPT: usize = 200;
-/// Distinct kinds of failures in the result; the rest are counted as `other`.
+/// Kinds of failures in the result; further kinds count as `other`.
 const MAX_KINDS: usize = 16;
 
 /// Arguments of `load`.
@@ -89,10 +88,7 @@ struct Tally {
     events: u64,
 }
 
-/// Runs the load and prints its result.
-///
-/// # Errors
-/// When the target cannot be reached at all.
+/// Fails only if the target cannot be reached at all.
 pub(crate) async fn run(load: Load) -> anyhow::Result<()> {
     let request = build(&load);
     TcpStream::connect(&load.target).await.with_context(|| format!("cannot reach {}", load.target))?;
@@ -126,8 +122,7 @@ struct Request {
     seen: String,
 }
 
-/// Builds the request, head and body. The prompt is prose of varied words, so that a proxy that
-/// reads prompts has realistic work.
+/// The prompt is prose of varied words, so that a proxy that reads prompts has realistic work.
 fn build(load: &Load) -> Request {
     const WORDS: [&str; 12] =
         ["gate", "river", "the", "of", "a", "lock", "sluice", "opens", "2026", "slowly", "\\nand", "\\\"water\\\""];
@@ -204,8 +199,7 @@ async fn exchange(
             break;
         }
         reply.feed(&buffer[..n])?;
-        // A chat stream opens with the role event: content has begun when the second event is
-        // complete.
+        // A chat stream begins with the role event, so the second event is the first content.
         if first.is_none() && (reply.events >= 2 || load.plain && reply.bytes > 0) {
             first = Some(begun.elapsed());
         }
@@ -304,7 +298,7 @@ async fn hold(load: Load, request: Request) -> anyhow::Result<()> {
                 Err(e) => (Err(e), None),
             };
             let _ = opened.send(report).await;
-            // Keeps reading, as a client would, so that the stream flows.
+            // Goes on reading, as a client would, so that the proxy can go on writing.
             if let Some(mut socket) = socket {
                 let mut sink = [0_u8; 1024];
                 while matches!(socket.read(&mut sink).await, Ok(1..)) {}

@@ -1,16 +1,11 @@
-//! Tools for the side-by-side overhead measurement: a mock engine, a load generator and a peer.
-//!
-//! `benches/overhead/run` starts this program and prints the table. It is one executable with three
-//! commands, so that only one must be linked:
+//! Tools with which `benches/overhead/run` compares the overhead of proxies, in one executable so
+//! that only one must be linked:
 //!
 //! - `engine`: responds like vLLM, at minimal cost, at the pace set by the request (`engine.rs`)
 //! - `load`: closed-loop client that times the first content and the whole response (`load.rs`)
-//! - `bare`: pingora's `HttpServerApp` forwarding chunk by chunk, without the gateway's work
-//!   (`bare.rs`)
+//! - `bare`: a proxy of pingora's `HttpServerApp`, without the gateway's work (`bare.rs`)
 //!
-//! None of it is part of the product. Without a command, as `cargo bench` starts it, the program
-//! only names `benches/overhead/run`: all peers must be measured in one run, which one process
-//! cannot do.
+//! Without a command, as `cargo bench` starts it, the program only names `benches/overhead/run`.
 
 mod bare;
 mod engine;
@@ -68,7 +63,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Runs `work` on one thread: the tools must leave the cores to the measured proxy.
+/// Runs `work` on one thread, to leave the cores to the measured proxy.
 fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }

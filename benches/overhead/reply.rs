@@ -1,13 +1,11 @@
-//! Incremental reader of one HTTP/1.1 response: enough to time and to compare it.
+//! Incremental reader of one HTTP/1.1 response, which times it and compares it with another.
 //!
-//! `feed` takes bytes as they arrive in any split; the fields have the known state: status, events
-//! seen, end reached. Framing: `content-length`, `chunked`, or the end of the connection. Decoded
-//! bytes are hashed (xxh3), so that a response through a proxy can be compared with a direct one
-//! without storing either.
+//! `feed` takes bytes as they arrive, in any split. Framing: `content-length`, `chunked`, or the
+//! end of the connection. A hash of the decoded bytes (xxh3) shows whether a response through a
+//! proxy equals a direct one, without storing either.
 //!
-//! Events are counted by their closing blank line, as vLLM frames them (`\n\n`). Bound: a head of
-//! 64 KiB. The reader does not decode content or decide which event carries text: the caller knows
-//! the events of the mock engine.
+//! The reader counts events by their closing blank line, as vLLM frames them (`\n\n`), and does not
+//! read their content. Bound: a head of 64 KiB.
 
 use std::hash::Hasher as _;
 
@@ -16,7 +14,6 @@ use twox_hash::XxHash3_64;
 
 /// Longest response head, bytes.
 const MAX_HEAD: usize = 64 << 10;
-/// Headers read of one response.
 const MAX_HEADERS: usize = 64;
 /// Length of `data: [DONE]` and its blank line.
 const END: usize = 14;
@@ -44,7 +41,7 @@ pub(crate) struct Reply {
     head: Vec<u8>,
     hash: Box<XxHash3_64>,
     last_byte: u8,
-    /// Status code; 0 before the head is complete.
+    /// 0 before the head is complete.
     pub(crate) status: u16,
     /// Complete SSE events so far.
     pub(crate) events: u64,
@@ -52,9 +49,8 @@ pub(crate) struct Reply {
     pub(crate) bytes: u64,
     /// Value of `x-mock-body`: length and hash of the request body as the engine received it.
     pub(crate) request_seen: Option<String>,
-    /// The server sent `connection: close`.
+    /// Whether the server sent `connection: close`.
     pub(crate) close: bool,
-    /// The response carries `retry-after`.
     pub(crate) retry_after: bool,
     /// First bytes of the body, for messages: at most `keep` of them.
     pub(crate) start: Vec<u8>,
@@ -64,8 +60,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// A response of which nothing has arrived yet; it will keep the first `keep` bytes of its
-    /// body.
+    /// The beginning of a response. `keep`: how many bytes of the body are kept in `start`.
     pub(crate) fn keeping(keep: usize) -> Self {
         Self {
             state: State::Head,
@@ -84,7 +79,6 @@ impl Reply {
         }
     }
 
-    /// True when the whole response has arrived.
     pub(crate) fn done(&self) -> bool {
         self.state == State::Done
     }
@@ -94,23 +88,19 @@ impl Reply {
         self.hash.finish()
     }
 
-    /// Whether a stream has events but does not end with `[DONE]`: the response failed after it had
-    /// begun.
+    /// Whether a stream has events but does not end with `[DONE]`.
     pub(crate) fn failed_inside(&self) -> bool {
         self.events > 0 && self.end != *b"data: [DONE]\n\n"
     }
 
-    /// The connection has ended, which completes a response that is framed by the connection.
+    /// The connection has ended: this completes a response that is framed by the connection.
     pub(crate) fn end(&mut self) {
         if self.state == State::UntilClose {
             self.state = State::Done;
         }
     }
 
-    /// Takes the next bytes of the connection.
-    ///
-    /// # Errors
-    /// When they are not an HTTP/1.1 response.
+    /// Fails if the bytes are not an HTTP/1.1 response.
     pub(crate) fn feed(&mut self, mut input: &[u8]) -> anyhow::Result<()> {
         while !input.is_empty() {
             match self.state {

@@ -1,13 +1,16 @@
-//! Evidence for the slow layer of the online tuner, on simulated engines.
+//! Evidence for the part of the online tuner that changes flags of engines, on simulated engines.
 //!
-//! It shows which values wrong flags reach, how many restarts that takes, and how requests fare;
-//! planted faults; situations without a gain; loads that change with the hours.
+//! | command | shows |
+//! |---|---|
+//! | `starts` | from wrong flags: requests in time, changes and restarts |
+//! | `hours` | the same for each part of a load that changes |
+//! | `planted` | whether a change that makes engines worse, or no difference, is promoted |
+//! | `calibration` | the forecast and the realised gain of each change |
 //!
 //! The binary that `cargo bench --no-run -p sluice-lab --bench engines` builds runs on any machine
 //! with the folder `config`: it reads only the given files and `config/one-pool.toml`, which they
-//! name. `--from SEED --seeds N --jobs N` runs N seeds: SEED and every sixteenth number after it. A
-//! line is written when a run has ended. Faults: "10 % slower", "crashes under load", "hangs under
-//! load", "fails for long prompts", "no difference".
+//! name. `--from SEED --seeds N` runs SEED and every sixteenth number after it. Faults: "10 %
+//! slower", "crashes under load", "hangs under load", "fails for long prompts", "no difference".
 //!
 //! ```sh
 //! cd config/lab/tuner/engines
@@ -75,8 +78,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// Runs every lab with every seed. The result of a run is printed when it has ended, so that it is
-/// not lost if the program is stopped.
+/// Runs every lab with every seed. Prints each result at once, so that it is not lost if the
+/// program is stopped.
 fn all<T: Send>(
     labs: &[Lab],
     options: &Options,
@@ -114,8 +117,8 @@ fn events(run: &LabRun) {
     }
 }
 
-/// The share of the requests sent from `from` on that met the objectives of the configuration, and
-/// the number of requests without a response.
+/// The share of the requests sent from `from` on that met the configured objectives, and the number
+/// of requests without a response.
 fn attainment(lab: &Lab, run: &LabRun, from: f64) -> (f64, usize) {
     attainment_between(lab, run, from, f64::MAX)
 }
@@ -128,7 +131,7 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
     let objectives = lab.config.pools[0].slo.objectives();
     let (mut met, mut all, mut failed) = (0.0, 0.0, 0);
     for record in &run.result.requests {
-        // A shed request got an honest 503; a lost one was being served.
+        // A shed request got a 503, so it is not without a response.
         failed += usize::from(!record.is_completed() && !is_shed(record));
         if record.sent < from || record.sent >= to {
             continue;
@@ -153,13 +156,13 @@ fn promises(_: &Lab, question: &EngineQuestion, _: u64) -> EngineAnswer {
     EngineAnswer { now: Some(now), absence: Some(0.0), candidates, ..EngineAnswer::default() }
 }
 
-/// Counts of the changes of one run, and of its requests.
+/// Changes and requests of one run.
 struct Trials {
     tried: usize,
     promoted: usize,
     undone: usize,
     failed: usize,
-    /// Misses in excess of the share of the first ten minutes.
+    /// Misses beyond the rate of the first ten minutes.
     beyond: f64,
     requests: usize,
 }
@@ -181,8 +184,8 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
         let row = |name: &str, which: String, runs: &[&Trials]| {
             let sum = |of: fn(&Trials) -> usize| runs.iter().map(|one| of(one)).sum::<usize>();
             let mean = |of: fn(&Trials) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
-            // 5 % of the misses that an objective of 99 % allows in 30 days, at the rate of these
-            // 40 minutes.
+            // 5 % of the misses that an objective of 99 % allows in 30 days, at the rate of
+            // requests of these 40 minutes.
             let allowed = mean(|one| one.requests as f64) * 18.0 * 60.0 * 0.01 * 0.05;
             format!(
                 "| {} | {name} | {which} | {} | {} | {} | {} | {:.0} | {allowed:.0} |",
@@ -266,8 +269,8 @@ fn changes(lab: &Lab, run: &LabRun) -> [usize; 3] {
     let of_engines = run.tuning.iter().filter(|event| event.key.contains(".engine."));
     let count = |kind| of_engines.clone().filter(|event| event.kind == kind).count();
     let (kept, tried) = (count(EventKind::Kept), count(EventKind::Tried));
-    // Each trial restarts the canary; then a kept change restarts the other engines, and an undone
-    // one the canary again.
+    // Each trial restarts one engine. Then a kept change restarts the other engines, and an undone
+    // change restarts the first engine again.
     [kept, tried, tried + kept * (lab.engines.len() - 1) + count(EventKind::Undone)]
 }
 
@@ -275,8 +278,6 @@ fn percent(share: f64) -> String {
     format!("{:.1}", 100.0 * share)
 }
 
-/// Prints how many requests meet their objectives in each part of a load that changes, and how many
-/// restarts that takes.
 fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "| load | start | seed | tuner | % of the requests of each part that met their objectives | restarts | changes kept, tried | without a response |"
@@ -313,7 +314,7 @@ struct Start {
     ttft: [f64; 2],
     /// Requests without a response.
     failed: usize,
-    /// Changes kept, changes tried, and restarts.
+    /// As from [`changes`].
     changes: [usize; 3],
 }
 
@@ -355,7 +356,6 @@ fn starts(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error
     Ok(())
 }
 
-/// Prints the forecast and the realised gain of each measured change.
 fn calibration(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     println!("| load | start | seed | flag | forecast gain | realised | range | verdict |");
     println!("|---|---|--:|---|--:|--:|---|---|");

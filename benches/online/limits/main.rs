@@ -1,17 +1,16 @@
-//! Evidence for the online tuner on simulated engines: the limits that it reaches from wrong ones,
-//! compared with the best static limits.
+//! Evidence for the online tuner on simulated engines: the attainment that it reaches from wrong
+//! limits, compared with the best static limits.
 //!
 //! ```sh
 //! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/*.toml --seeds 3 --jobs 2
 //! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/mixed.toml --events
 //! ```
 //!
-//! Every file has the same traffic for 20 minutes and, as variants, wrong limits. Each variant is
-//! run with the tuner and without. The best static setting is the best of a grid with the first
-//! seed; it is then run with every seed. The result is the attainment of the requests that arrive
-//! in the second half: the share that met all objectives of the configuration. With `--simulate` a
-//! change is simulated before it is tried, as in a gateway whose `tuner.simulation` describes the
-//! engines.
+//! Every file has 20 minutes of traffic and, as variants, wrong limits. Each variant runs with the
+//! tuner and without. The best static setting is the best of a grid with the first seed; it then
+//! runs with every seed. The result is the attainment of the requests that arrive in the second
+//! half: the share that met all configured objectives. With `--simulate`, the tuner simulates a
+//! change before it tries it, as in a gateway whose `tuner.simulation` describes the engines.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,10 +22,10 @@ use sluice_core::meter::slo::Timings;
 use sluice_lab::{Forecaster, Lab, LabRun, Scenario, Variant, run};
 
 const USAGE: &str = "limits FILE.. [--seeds N] [--jobs N] [--events] [--no-grid] [--simulate] [--setting KEY=VALUE ..]";
-/// Time in seconds from which requests count.
+/// The time from which requests count, seconds.
 const HALF: f64 = 600.0;
 
-/// The gateway's settings in the grid: each key with its values.
+/// The grid: keys of the gateway, each with its values.
 const ONE_POOL: [(&str, &[&str]); 3] = [
     ("pool.all.long_prefix.threshold", &["1k", "5k", "10k"]),
     ("pool.all.long_prefix.slots", &["1", "2", "4", "64"]),
@@ -45,7 +44,6 @@ struct Options {
     jobs: usize,
     events: bool,
     grid: bool,
-    /// Whether changes are simulated before they are tried.
     simulate: bool,
     /// One setting instead of the grid.
     setting: Vec<String>,
@@ -186,8 +184,8 @@ fn changes(run: &LabRun) -> [f64; 3] {
     [count(EventKind::Kept, 0.0), count(EventKind::Tried, 0.0), count(EventKind::Tried, HALF)]
 }
 
-/// The share of the requests of the second half that met the objectives of the configuration, which
-/// are the same in all pools.
+/// The share of the requests of the second half that met the configured objectives, which are the
+/// same in all pools.
 fn attainment(lab: &Lab, run: &LabRun) -> f64 {
     let objectives = lab.config.pools[0].slo.objectives();
     let time = |seconds: f64| std::time::Duration::from_secs_f64(seconds);

@@ -1,8 +1,7 @@
-//! Tunings without and with LoRA adapters, both then run with adapters, each at the rate that its
-//! tuning has certified.
+//! Tunings without and with LoRA adapters. Then the winner of each runs with adapters, at the rate
+//! that the tuning has certified.
 //!
-//! Engines with too few adapter slots must be named as the cause in the table of the tuning with
-//! adapters.
+//! The table of the tuning with adapters must name too few adapter slots as a cause.
 
 use std::ops::Range;
 
@@ -16,7 +15,7 @@ use crate::tuning::{attainment, file, goal, tuned};
 /// The share of requests that must meet their objective.
 const TARGET: f64 = 0.99;
 const TUNED: [&str; 2] = ["without", "with"];
-/// Maximum shortfall from the target in a long run.
+/// How far below the target a long run may be.
 const SLACK: f64 = 0.01;
 
 fn lora(adapters: &str) -> TuneFile {

@@ -1,9 +1,9 @@
-//! The grid of `auto_tune.sh` under four workloads: certified rates next to true capacities, and
-//! the script's own algorithm.
+//! The grid of `auto_tune.sh` under four workloads: the certified rates of the tuner and of the
+//! script's own algorithm, compared with true capacities.
 //!
-//! The true capacity is the highest rate at which 99 % of the requests of a long run ([`LONG`])
-//! meet their objectives, to 1.2 %. It is found by bisection, separately for each setting. The
-//! attainment of a certified rate comes from another long run.
+//! The true capacity of a setting is the highest rate at which 99 % of the requests of a long run
+//! ([`LONG`]) meet their objectives, found by bisection to 1.2 %. Another long run measures the
+//! attainment at a certified rate.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,9 +27,9 @@ const WORKLOADS: [(&str, &str); 4] = [
 ];
 /// The share of GPU memory, which the script adds to every setting.
 const SHARE: &str = "vllm.gpu-memory-utilization";
-/// The rate that is tried first, per second.
+/// The first rate of the search, requests per second.
 const FIRST: f64 = 10.0;
-/// Factor between tried rates, until one rate holds and one fails.
+/// Factor between rates of the search, until one rate holds and one fails.
 const STEP: f64 = 1.5;
 /// The bisection ends when the ratio of its ends is below this.
 const NEAR: f64 = 1.012;
@@ -68,8 +68,8 @@ pub(crate) fn items(seeds: Range<u64>) -> Vec<Item> {
     items
 }
 
-/// Whether 99 % of the requests of a long run meet their objectives. The run ends with the first
-/// miss beyond that.
+/// Whether 99 % of the requests of a long run meet their objectives. The run ends at the first miss
+/// that makes this impossible.
 fn holds(scenario: &Scenario, setting: &Setting, rate: f64) -> bool {
     let lab = long(scenario, setting, rate);
     let slo = lab.traffic[0].workload.class_configs()[0].slo;

@@ -1,8 +1,8 @@
-//! The experiments of `config/tune/hand.toml`: one table with the spread of their repetitions and a
-//! note on each.
+//! The experiments of `config/tune/hand.toml` in one table, with the spread of their repetitions
+//! and a note on each.
 //!
-//! The engine must refuse the first, since a request of the model's full length would not fit into
-//! the KV cache; the others must run.
+//! The engine must refuse the first experiment, because a request of the model's full length would
+//! not fit into the KV cache. The other experiments must run.
 
 use std::ops::Range;
 

@@ -1,8 +1,7 @@
 //! Items of work, run by several threads; the result of each is one line of JSON.
 //!
 //! A line is `{"item": NAME, "cpu": SECONDS, "found": VALUE}`. It is written in one piece when the
-//! item has ended; a last line without an end comes from a run that was killed, and is ignored. The
-//! name of an item begins with the name of its case.
+//! item has ended. A last line without an end comes from a run that was killed, and is ignored.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -16,7 +15,7 @@ use serde_json::{Value, json};
 
 /// A part of a case that can run alone.
 pub(crate) struct Item {
-    /// Words separated by `/`; the first is the case.
+    /// Words separated by `/`; the first is the name of the case.
     pub(crate) name: String,
     work: Box<dyn Fn() -> Value + Send + Sync>,
 }
@@ -44,7 +43,7 @@ impl Lines {
         Ok(Self(lines))
     }
 
-    /// Items whose name begins with `start`, each with the rest of the name and the result.
+    /// The items whose names begin with `start`: the rest of each name, and the result.
     pub(crate) fn of<'a>(&'a self, start: &str) -> std::vec::IntoIter<(&'a str, &'a Value)> {
         let named = self.0.iter().filter_map(|(name, (_, found))| Some((name.strip_prefix(start)?, found)));
         named.collect::<Vec<_>>().into_iter()

@@ -9,15 +9,15 @@
 //! | case | shows |
 //! |---|---|
 //! | `grid` | eight combinations, four workloads: certified rate, true capacity, cost |
-//! | `space` | 481 settings of five flags, some do not start: model and chance after 45 trials |
+//! | `space` | 481 settings of five flags: a model and random trials after 45 trials |
 //! | `mixes` | two mixes of lengths, two engines behind the gateway: the best settings of each |
 //! | `adapters` | tuned without and with LoRA adapters, run with adapters |
 //! | `hand` | `config/tune/hand.toml`: the table of its experiments |
 //!
 //! A case is a list of independent items: a true value, or a tuning with one seed. Each writes one
-//! line of JSON when it has ended. Items that the file already has are not run again, so a run may
-//! be interrupted, and `cat` merges the files of several machines. The binary needs no other file:
-//! it can be copied to a machine of the same architecture. No item begins after `--minutes`; one
+//! line of JSON when it has ended. The program skips items that are in the file, so a run may be
+//! interrupted, and `cat` merges the files of several machines. The binary needs no other file: it
+//! can be copied to a machine of the same architecture. No item begins after `--minutes`. An item
 //! takes at most some minutes of one core, which its line has as `cpu`.
 
 mod adapters;

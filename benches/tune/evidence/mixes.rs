@@ -1,8 +1,8 @@
-//! Two mixes of lengths on two H200s behind the gateway: the settings that are best for each, from
-//! default flags and round robin.
+//! Two mixes of lengths on two H200s behind the gateway: the best settings that the tuner finds for
+//! each, beginning with default flags and round robin.
 //!
-//! There are 41 settings: the gateway's policy and three flags of vLLM. The best of all comes from
-//! an exhaustive search with separate runs.
+//! There are 40 settings of the gateway's policy and three flags of vLLM, and the default. An
+//! exhaustive search with separate runs finds the best of all.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::tuning::{exhaustive, file, least, total, truths, tuned};
 
 /// Runs of each setting of the exhaustive search.
 const RUNS: u64 = 16;
-/// Maximum excess over the best that counts as near it.
+/// A setting with at most this excess over the best setting is near it.
 const NEAR: f64 = 0.05;
 
 /// Name; objective; classes.

@@ -1,8 +1,8 @@
-//! Five flags on a small GPU, 481 settings, of which many do not start: the model and chance, with
-//! 45 trials each.
+//! Five flags on a small GPU: of 481 settings, many do not start. The methods `model` and `random`
+//! have 45 trials each.
 //!
-//! The objective is the P99 E2EL of the short requests of a mix. The best of all settings comes
-//! from an exhaustive search.
+//! The objective is the P99 E2EL of the short requests of a mix. An exhaustive search finds the
+//! best of all settings.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::tuning::{exhaustive, file, least, truths, tuned};
 const TRIALS: usize = 45;
 /// Runs of each setting of the exhaustive search.
 const RUNS: u64 = 16;
-/// Maximum excess over the best that counts as near it.
+/// A setting with at most this excess over the best setting is near it.
 const NEAR: f64 = 0.05;
 const METHODS: [Method; 2] = [Method::Model, Method::Random];
 

@@ -1,4 +1,4 @@
-//! A tuning as a case runs it, and the true values that it is compared with.
+//! How cases run a tuning, and measure the true values to compare it with.
 //!
 //! True values come from separate runs, with seeds that no tuning uses.
 
@@ -23,7 +23,6 @@ pub(crate) const TRUTH: u64 = 5_000_000;
 /// Number of settings whose true values are one item.
 const TOGETHER: usize = 8;
 
-/// Parses a tuning file, which must be valid.
 pub(crate) fn file(text: &str) -> TuneFile {
     TuneFile::parse(text, "evidence", Path::new(".")).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
@@ -59,15 +58,15 @@ pub(crate) fn long(scenario: &Scenario, setting: &Setting, rate: f64) -> Lab {
     lab.traffic[0].arrival = Arrival::Poisson { rate };
     lab.traffic[0].extent = Extent::Requests(LONG);
     if lab.engines.len() == 1 {
-        // One engine gets every request, with any token ids; writing the ids would be half of the
-        // work.
+        // A single engine gets every request, so token ids have no effect, and writing them would
+        // be half of the work.
         lab.traffic[0].workload.tokens = PromptTokens::Ids(0..1);
     }
     lab
 }
 
-/// In a long run at a rate, the share of requests that meet their objectives, of the worst group
-/// (class, adapter).
+/// In a long run at a rate, the share of requests that meet their objectives in the worst group. A
+/// group is a class with an adapter.
 pub(crate) fn attainment(scenario: &Scenario, setting: &Setting, rate: f64) -> f64 {
     let result = run(&long(scenario, setting, rate), TRUTH - 1).expect("it runs").result;
     let mut groups: BTreeMap<(u32, Option<u32>), (f64, f64)> = BTreeMap::new();
@@ -79,8 +78,8 @@ pub(crate) fn attainment(scenario: &Scenario, setting: &Setting, rate: f64) -> f
     groups.values().map(|(hits, all)| hits / all).fold(1.0, f64::min)
 }
 
-/// The exhaustive search: items with the mean of a measure over `runs` runs of every setting; null
-/// if the setting does not start.
+/// The exhaustive search. Each item has for some settings the mean of the measure over `runs` runs;
+/// null if the setting does not start.
 pub(crate) fn exhaustive(start: &str, file: &TuneFile, runs: u64) -> Vec<Item> {
     let some = |settings: &[Setting], number: usize| {
         let (file, settings) = (file.clone(), settings.to_vec());
