@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 
-from engine import Failed, Vllm, until
+from engine import RUST, Failed, Vllm, until
 from gateway import Gateway, pool
 from wire import Call
 
@@ -68,6 +68,9 @@ def request(index):
         (TEXT, {**usage, "prompt": MARK + text + SEPARATOR, "max_tokens": 100}),
         (MESSAGE, {**talk([{"type": "text", "text": MARK + text}]), "system": "Repeat."}),
     ]
+    if RUST:
+        # It has no /v1/messages.
+        kinds.pop()
     path, more = kinds[index % len(kinds)]
     return path, {**body, **more}, index % len(kinds) > 1
 
