@@ -34,7 +34,7 @@ use crate::reply::Reply;
 const READ: usize = 8 << 10;
 /// Time limit of one response; a slower one counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Connections opened at once with `--hold`, so that no listen backlog overflows.
+/// The most connections that `--hold` opens at once, so that no listen backlog overflows.
 const OPENING: usize = 256;
 /// Bytes of a wrong response that the result quotes.
 const KEPT: usize = 200;

@@ -17,16 +17,16 @@ pub type LocalUse = BTreeMap<String, Usage>;
 pub struct Usage {
     /// The limit in this gateway's configuration.
     pub limit: Limit,
-    /// Everything that the engine may now have from this gateway.
+    /// The most that requests of this gateway may use on the engine now.
     pub used: Amounts,
     /// In use or waiting for room here.
     pub wanted: Amounts,
     /// The largest waiting request, by unit.
     pub need: Amounts,
-    /// The fewest sequences since the last plan that the engine had for sure: a first token at
-    /// least [`SURE_AGE`] ago, no end seen, and not waiting for the client. 0 if this process
-    /// paused for [`PAUSE`] after the last plan or less than [`END_AGE`] before it: ends may be
-    /// unseen.
+    /// The fewest sequences that were certainly on the engine at any moment since the last plan. A
+    /// sequence is certain if its first token came at least [`SURE_AGE`] ago, no end was seen, and
+    /// it does not wait for its client. 0 if this process paused for [`PAUSE`] since the last plan,
+    /// or within [`END_AGE`] before it, because this process may then have missed ends.
     pub settled: u64,
     /// The engine's latest report since the last plan.
     pub page: Option<Page>,

@@ -35,7 +35,7 @@ table! {
         pub sha256: KeyDigest =
             required("write 64 hex digits, or env:NAME or file:PATH").example("env:TEAM_A_KEY_SHA256");
         /// Models that the key may use: names or aliases, or "*" for all. Requests for other models
-        /// get 403.
+        /// of this gateway get 403.
         pub models: ModelScope = default("[\"*\"]").at_most(limits::MAX_MODELS + limits::MAX_ALIASES);
         /// The priority of a request that asks for none. A lower number is served earlier when
         /// requests wait, as in vLLM. Engines that schedule by priority get the number, too

@@ -76,7 +76,7 @@ impl Document {
         let problem = |error: &toml::de::Error| {
             let origin = lines.origin(error.span().map_or(0, |span| span.start));
             let mut message = error.message().lines().collect::<Vec<_>>().join("; ");
-            // The parser says neither which key it is nor how to correct it.
+            // For a duplicate key, the parser names neither the key nor the remedy.
             if let (true, Some(key)) = (message == "duplicate key", error.span().and_then(|span| text.get(span))) {
                 message = format!("the key {key} is set twice; remove one of the two");
             }

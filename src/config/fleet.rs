@@ -46,7 +46,7 @@ table! {
         /// previous settings replace them.
         pub settle: Duration = duration("10m");
         /// Restarts after crashes, per backend, within `restart_window`. After that many, the
-        /// backend stays down until `sluice backend enable`.
+        /// backend stays down until `sluice backend enable` or a change of its settings.
         pub restarts: u32 = default("5").within("0", "1000");
         /// Period in which `restarts` counts.
         pub restart_window: Duration = duration("10m");

@@ -83,8 +83,8 @@ table! {
         /// Cost of a request in place of its prompt tokens, if tokens do not measure the work.
         pub cost: Option<Cost> = optional("1 for each request that is not counted in tokens");
         /// Time without a byte after which a backend with running requests counts as hung, whatever
-        /// its counters say. The only sign of a hang where an engine has no counters (serial,
-        /// openai, triton); write more than the longest job takes.
+        /// its counters say. The only sign of a hang where an engine has no counters of its
+        /// steps (serial, openai, triton); write more than the longest job takes.
         pub deadline: Option<Duration> = optional_duration("none; the engine's counters alone, as health.stall says").example("5m");
         /// Whether requests come to this pool only if an arm of an experiment names it. The pool's
         /// prompt_tokens then have no effect, and the pool does not make models available.

@@ -237,7 +237,7 @@ impl Lab {
         name.and_then(|name| all.iter().position(|known| known == name)).unwrap_or(0) as u32
     }
 
-    /// The index, among the classes of all traffic, of the first class of one traffic.
+    /// The place of one traffic's first class in the list of the classes of all traffic.
     pub(crate) fn class_offset(&self, traffic: usize) -> u32 {
         let before = &self.traffic[..traffic];
         before.iter().map(|traffic| traffic.workload.class_configs().len() as u32).sum()

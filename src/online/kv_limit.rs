@@ -37,7 +37,7 @@ const STEP_DOWN: f64 = 0.02;
 const STEP_UP: f64 = 0.005;
 /// The least limit, as a share of the tokens that fit the KV caches.
 const FLOOR: f64 = 0.5;
-/// The weight of one look in the average of outstanding tokens for each token in the cache.
+/// The weight of one look in the average of the quotient.
 const WEIGHT: f64 = 0.2;
 /// The quotient before it was measured: answers have a few more tokens than the prompts.
 const UNMEASURED: f64 = 1.4;
@@ -237,7 +237,7 @@ mod tests {
         limit.look(sample(1, 520.0, 140_000));
         let first = tokens(&limit);
         limit.look(sample(2, 540.0, first));
-        // The limit was reached only after the look before.
+        // At the look before, more tokens were outstanding than the limit allows.
         assert_eq!(tokens(&limit), first);
         limit.look(sample(3, 560.0, first));
         let second = tokens(&limit);

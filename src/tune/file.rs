@@ -78,7 +78,7 @@ pub struct TuneTable {
     pub beside: Vec<String>,
     /// Requests of the shortest trial of a rate.
     pub requests: usize,
-    /// Runs of a setting for a measure.
+    /// Runs of each setting, if the objective is a measure. A confirmation takes twice as many.
     pub runs: usize,
     /// Runs with new loads that prove the winner.
     pub repeats: usize,

@@ -2,10 +2,11 @@
 //! must be released.
 //!
 //! There are two models with three engines each: the engines of `steady` run all the time; the
-//! engines of `brittle` are killed and started again, one at a time. Every reload changes the pools
-//! (`gateway.rs`). There are two kinds of requests (`clients.rs`). Clients read *finite* requests
-//! to the end, a few of them slowly. *Endless* ones would run for minutes, and their clients leave:
-//! while queued, before the first token, or during the response. So these equations hold exactly:
+//! engines of `brittle` are killed and started again, one at a time. Every valid reload changes the
+//! pools (`gateway.rs`). There are two kinds of requests (`clients.rs`). Clients read *finite*
+//! requests to the end, a few of them slowly. *Endless* ones would run for minutes, and their
+//! clients leave: while queued, before the first token, or during the response. So these equations
+//! hold exactly:
 //!
 //! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access
 //!    log, no request id twice, and `completed` = responses read to the end

@@ -1,6 +1,7 @@
 //! The JSON bodies of requests: prompts as token ids or as text, and the other fields.
 //!
-//! Token ids give a prompt of an exact length without a tokenizer; exact text needs one (`text`).
+//! With token ids a prompt has an exact length without a tokenizer. Text of an exact length needs a
+//! tokenizer (`text`).
 //! All prompts with a shared prefix draw it from the same random number generator; other tokens are
 //! independent.
 //!

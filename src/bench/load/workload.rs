@@ -107,7 +107,7 @@ pub struct Workload {
     pub source: RequestSource,
     /// The mix of adapters.
     pub adapters: Adapters,
-    /// The tokens of generated prompts; chat needs text.
+    /// The form of generated prompts: token ids or text. Chats need text.
     pub tokens: PromptTokens,
     /// Other fields of the body.
     pub fields: BodyFields,

@@ -51,7 +51,7 @@ pub struct RunResult {
 pub struct RunConfig {
     /// The user's name for the run.
     pub label: Option<String>,
-    /// `openai`, `openai-chat` or `vllm`, as given.
+    /// `openai`, `openai-chat` or `vllm`, as given; `sluice lab` for a simulated run.
     pub backend: String,
     /// Base addresses of the servers, which requests take in turn.
     pub urls: Vec<String>,
@@ -151,7 +151,7 @@ pub struct GatewayClass {
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<f64>,
-    /// Time per output token; one token meets any bound.
+    /// Time per output token. A response of one token has none, and meets any bound.
     pub tpot: Option<f64>,
     /// Start to last token.
     pub e2el: Option<f64>,

@@ -1,4 +1,7 @@
-//! Warnings about a run that was limited by the load generator, which then measures its own delays.
+//! Warnings about a run whose figures mislead.
+//!
+//! The load generator was the limit and measured its own delays, the server did not keep up, or the
+//! run was too short.
 //!
 //! If nothing completed, the server was the limit, so the client gets no warning. Results are not
 //! corrected.

@@ -29,8 +29,8 @@ const SLOPE_STEP: f64 = 1.5;
 const STEP: f64 = 0.004;
 /// The grid extends this far beyond the tried rates, in ln r.
 const REACH: f64 = 0.12;
-/// Limit on shares of misses, as a multiple of the allowed share: the model holds only near the
-/// boundary.
+/// Shares of misses count as at most this multiple of the allowed share, because the model holds
+/// only near the boundary.
 const LOCAL: f64 = 20.0;
 /// Misses at any rate, as a share of the allowed ones.
 const BACKGROUND: f64 = 0.05;

@@ -39,7 +39,7 @@ pub struct EngineRules {
     pub version: Option<&'static str>,
     /// How the metrics page is read; `None`: there is none.
     pub metrics: Option<MetricsPage>,
-    /// The page with the number of sequences that the engine runs at once; `None`: there is none.
+    /// The page that says how many sequences the engine can run at once; `None`: there is none.
     pub slots_page: Option<SlotsPage>,
     /// The default of a pool's `slots`.
     pub slots: u32,

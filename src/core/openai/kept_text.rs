@@ -1,8 +1,9 @@
 //! The text of a streamed answer so far, kept so that another engine can continue it.
 //!
 //! The readers of events append the text as the engine wrote it, still escaped, so that it can be
-//! put into a request unchanged. The bytes are copied and not parsed. After a tool call, reasoning
-//! or a refusal no engine can continue the answer: the text is dropped, and the reason stays.
+//! put into a request unchanged. The bytes are copied and not parsed. Once the answer has a tool
+//! call, reasoning or a refusal, no engine can continue it: the text is dropped, and the reason is
+//! kept.
 //!
 //! Bounds: the bytes that the owner permits; [`FIRST_MAX`] bytes of the first event.
 

@@ -17,8 +17,8 @@ use super::shape::{PromptShape, PromptSink, TextShape};
 
 /// Least number of bytes in a tensor per prompt token: 512 values of 16 bits. Models of 8B have
 /// 4,096 values, so such a prompt is overestimated eightfold. A tensor that torch expands (sparse,
-/// or with strides of 0) may have more rows: `--enable-prompt-embeds` is for clients that the
-/// engine trusts, as vLLM says.
+/// or with strides of 0) may have more rows than its bytes suggest. That is accepted, because
+/// `--enable-prompt-embeds` is only for clients that the engine trusts, as vLLM says.
 pub const EMBEDDING_BYTES: u64 = 1_024;
 
 /// Nesting depth that the walk enters; messages with parts with nested results have about ten.

@@ -432,7 +432,7 @@ pub(crate) mod tests {
         let mut shared = Some(journal.lock.try_clone().unwrap());
         drop(journal);
         assert!(matches!(Journal::open(folder.path()), Err(JournalError::Taken { .. })), "it stays taken");
-        // The process runs the program after the first attempt.
+        // The spawned process gives up the lock after the first attempt to open the journal.
         Journal::open_with(folder.path(), FILE_BYTES, || drop(shared.take())).expect("it is free soon");
         assert!(shared.is_none(), "there was a second attempt");
     }

@@ -30,7 +30,7 @@ pub struct ExperimentPlan {
     pub begins: Option<Timestamp>,
     /// Whether it runs without being started by hand.
     pub running: bool,
-    /// Changes with everything that decides the arm of a unit, and how the arms serve.
+    /// A hash of all that decides in which arm a unit is, and of how the arms serve.
     pub identity: u64,
     /// How the experiment is judged.
     pub rules: Rules,

@@ -272,8 +272,8 @@ impl AdmissionState {
     }
 
     /// Counts a grant on a backend of `pool` for every queue whose waiters may use it. In the queue
-    /// of `home` it counts only for the same owner, because engine time decides the turns of other
-    /// owners.
+    /// of `home`, the grant counts only for waiters of the same owner: between owners, engine time
+    /// decides whose turn it is.
     fn count_grant(&mut self, pool: PoolId, home: PoolId, owner: OwnerIndex) {
         for index in 0..=self.pools[pool.index()].fed_by.len() {
             let counting = index.checked_sub(1).map_or(pool, |feeder| self.pools[pool.index()].fed_by[feeder]);

@@ -4,8 +4,8 @@
 //! They wait in the pool's queue, because most starts that a request meets are nearly over. If no
 //! engine is expected to be ready before the deadline, a request is refused at once, so that the
 //! client can go elsewhere. In both cases the reason is `engine_starting`, and `Retry-After` says
-//! when the first engine is expected. The owner of the engines sets that time; there is no clock
-//! here.
+//! when the first engine is expected. `fleet`, which runs the engines, sets that time; there is
+//! no clock here.
 //!
 //! A pool that may have no engine (`PoolRules::hold`) holds requests: while no backend is in
 //! rotation, they wait minutes for the first one. Waiting requests cause the start. They are shed

@@ -9,7 +9,8 @@
 //!    share: the newest or oldest holding that may give way ([`GivesWay`]).
 //! 4. An owner above its fair share takes nothing from others. With `Oldest` it may replace its own
 //!    oldest.
-//! 5. With `Oldest`, if no owner is above the fair share, the oldest holding of all gives way.
+//! 5. With `Oldest`, if no other owner is above the fair share, an owner that stays within its own
+//!    takes room from the oldest holding of all.
 //! 6. A *kept* holding does not give way. The last `reserve` units are kept only for owners within
 //!    the share of `owners + 1`, so that a newcomer finds room.
 

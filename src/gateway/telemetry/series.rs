@@ -36,8 +36,8 @@ use sluice_core::openai::{Route, ShedReason};
 const MAX_SERIES: usize = 2_048;
 /// The most pools: four times as many as one configuration may have, because of reloads.
 const MAX_POOLS_SEEN: usize = 256;
-/// The most pairs of class and pool with a history of an hour, of usually 200 KiB and at most 1.1
-/// MiB each.
+/// The most pairs of class and pool for which the last hour is kept. A pair usually takes 200 KiB,
+/// and at most 1.1 MiB.
 const MAX_HISTORIES: usize = 64;
 /// The most names of earlier configurations; a reload that exceeds it resets the counters.
 const RETIRED_MAX: usize = 16;

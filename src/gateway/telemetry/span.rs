@@ -7,7 +7,7 @@
 //! known: time in queues, time to connect, the wait for the backend (queue and prefill), and the
 //! rest (estimate, sending, failed attempts).
 //!
-//! Bounds: 9 KiB with every kind of bin in use.
+//! Bounds: 9 KiB with every bin in use.
 
 use std::time::Duration;
 

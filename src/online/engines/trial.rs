@@ -2,8 +2,9 @@
 //!
 //! The tuner waits at most [`BLOCKED`] for an engine that is absent or whose restart is blocked.
 //! The canary gets copies until it has served enough of them ([`COPIES_SERVED`], [`COPIES_SOON`]).
-//! Then all engines serve the backlog for at most [`RECOVERY`]. Each time that requests have waited
-//! for [`RAMP`], changed engines get a little more load than their copies proved.
+//! Then all engines serve the backlog for at most [`RECOVERY`]. The load of
+//! changed engines is limited to the load that their copies proved. Each time that requests have
+//! waited for [`RAMP`], these limits rise a little.
 
 use std::time::Duration;
 

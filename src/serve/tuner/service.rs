@@ -1,7 +1,8 @@
 //! The tuner service: the tuner with its files, and the orders of operators.
 //!
-//! An order takes the lock of the tuner, and then changes the limits in force. If it cannot be
-//! saved, the answer says that the next start does not know of it. Bounds: see [`TunerState`].
+//! An order changes the tuner under its lock. Changed limits come into force after that. If the
+//! order cannot be saved, the answer says that the next start does not know of it. Bounds: see
+//! [`TunerState`].
 
 use std::sync::Arc;
 

@@ -97,7 +97,7 @@ pub struct Rates {
     pub reduce_s_per_step: f64,
     /// All-reduces in a group, seconds per token.
     pub reduce_s_per_token: f64,
-    /// Bytes of an adapter for each rank, on one GPU.
+    /// Bytes of a LoRA adapter on one GPU, for each unit of the adapter's rank.
     pub adapter_bytes_per_rank: f64,
     /// How kernels use the GPU.
     pub kernel: KernelConstants,

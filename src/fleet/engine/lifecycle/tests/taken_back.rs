@@ -1,6 +1,7 @@
-//! Requested settings that are not in force, and obsolete reasons.
+//! Settings that were requested and are not in force, with the reason; and the reasons of earlier
+//! failures.
 //!
-//! The settings and the reason are kept until the next change.
+//! Both are kept until the next change.
 
 use super::*;
 
