@@ -17,8 +17,8 @@ table! {
     pub struct Cost {
         /// Fields of the JSON body whose values are multiplied. Of a number the value counts, of a
         /// text such as "1024x768" the product of its numbers, of another text its characters, of
-        /// a list its entries. Empty: the bytes of the body count, because an upload is as long as
-        /// the recording.
+        /// a list its entries. If empty, the cost is the size of the body in bytes, because an
+        /// upload grows with the recording.
         pub fields: Vec<String> = default("[]").check(not_empty).at_most(limits::MAX_COST_FIELDS).example("[\"input\"]");
         /// Amount that makes one unit: 32000 bytes are a second of a recording with 16 kHz and 16
         /// bits.

@@ -14,7 +14,8 @@ use sluice_core::vllm::rank_page;
 pub const MAX_POOLS: usize = 64;
 /// Backends over all pools: the number of label values of the per-backend metrics.
 pub const MAX_BACKENDS: usize = 1_024;
-/// Processes of one backend (`launch.copies`): seven slices on each of eight GPUs fit.
+/// Processes of one backend (`launch.copies`): enough for one on each of the seven MIG slices of
+/// eight GPUs.
 pub(super) const MAX_COPIES: usize = 64;
 /// [`MAX_COPIES`] as written in a configuration.
 pub(super) const COPIES: &str = "64";

@@ -51,8 +51,8 @@ use sluice_core::vllm::metrics;
 use sluice_core::vllm::rank_page::ranks;
 use sluice_gateway::pool::{Admission, Bound, Cordon, Phase, PoolView, RefusedGateway, RouteSet, Served};
 
-/// Time between readings of the models of a backend that is up; minimum time between readings of
-/// the routes, and between questions for the kind of a server that has no health page.
+/// How often the models of a backend that is up are read. Also the least time between two readings
+/// of its routes, and between two attempts to find out the kind of a server without a health page.
 const MODELS_INTERVAL: Duration = Duration::from_secs(15);
 const SLOTS_BYTES: usize = 1 << 20;
 

@@ -1,12 +1,12 @@
 //! `tokens = "auto"`: a limit of outstanding tokens that keeps an engine from preempting requests.
 //!
 //! There is none until an engine preempts. Then its KV cache is full, and each preempted request is
-//! computed again while the others wait. From then on the limit is
-//! `share x cache x (outstanding tokens of running requests / tokens in the cache)`, so that the
-//! cache is filled to the share. The quotient is above 1, because a request that runs has not yet
-//! generated all of its tokens; it also includes wrong estimates of output lengths and shared
-//! prefixes. It is averaged over about a minute without preemptions: an engine that preempts keeps
-//! its oldest requests, which have little left to generate.
+//! computed again while the others wait. From then on the limit is `share x cache x (outstanding
+//! tokens of running requests / tokens in the cache)`, so that the cache is filled to the share.
+//! The quotient in brackets is usually above 1, because running requests have not yet generated all
+//! of their tokens. It is measured, so it also accounts for shared prefixes and for wrong estimates
+//! of output lengths. It is averaged over about a minute without preemptions: an engine that
+//! preempts keeps its oldest requests, which have little left to generate.
 //!
 //! The share begins at [`SHARE`], falls by [`STEP_DOWN`] with each look at which the engine
 //! preempts within the limit, and rises by [`STEP_UP`] while requests wait for the limit and the

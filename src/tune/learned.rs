@@ -21,7 +21,8 @@ pub(crate) fn refusal(trials: &[Trial], setting: &Setting) -> Option<String> {
         let most = Diagnosis::plain(FailureClass::KvTooSmall, Some(reason.clone())).suggestion?.value;
         let wanted = value(setting, LENGTH).filter(|wanted| *wanted > most as f64)?;
         let same = others(setting) == others(&trial.setting);
-        // An absent share is about 0.9, but it is not known to be less than another share.
+        // Without `gpu-memory-utilization` vLLM uses about 0.9. The exact value is not known, so an
+        // absent value is compared only with another absent value.
         let no_more = match (value(setting, SHARE), value(&trial.setting, SHARE)) {
             (Some(one), Some(other)) => one <= other,
             (one, other) => one == other,

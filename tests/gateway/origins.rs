@@ -14,7 +14,7 @@ use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 const FAILING: &str = r#"{"model":"m","messages":[{"role":"user","content":"FAIL"}]}"#;
 const KILLING: &str = r#"{"model":"m","messages":[{"role":"user","content":"KILL"}]}"#;
 
-/// Answers 500 to [`FAILING`], with any further fields.
+/// An engine that answers 500 to a body with the prompt of [`FAILING`], and completes all others.
 async fn engine() -> Engine {
     Engine::start(|_, seen| match String::from_utf8_lossy(&seen.body).contains("FAIL") {
         true => vec![Step::Send(response(500, "application/json", b"{}"))],

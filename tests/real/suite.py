@@ -629,8 +629,8 @@ def a_killed_engine_ends_only_its_own_streams(rig):
     endless = {**GREEDY, "max_tokens": 29000}
     for one in kept:
         next(one.stream())
-    # One after the other: a long prompt goes to the backend with the fewest long prefills, on a tie
-    # to its home pool.
+    # The second is sent only when the first has its first token. Otherwise it would go to the
+    # backend with fewer long prefills; on a tie a long prompt goes to the pool `long`.
     lost = []
     for _ in range(2):
         lost.append(Call(rig.gate.url, "POST", TEXT, {**endless, "prompt": prompt, "stream": True}))

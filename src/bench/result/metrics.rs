@@ -236,7 +236,8 @@ impl Metrics {
     }
 }
 
-/// The peaks of token events and requests, in seconds from the earliest request.
+/// The most token events, and the most requests in flight, in any one second. Seconds are counted
+/// from the earliest request.
 fn peaks(completed: &[&Record]) -> (f64, u64) {
     let Some(start) = completed.iter().map(|record| record.sent).min_by(f64::total_cmp) else { return (0.0, 0) };
     let end = completed.iter().map(|record| record.sent + record.latency).max_by(f64::total_cmp).unwrap_or(start);

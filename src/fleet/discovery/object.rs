@@ -1,5 +1,5 @@
-//! A ConfigMap and a Lease that several gateways replace as a whole, each only over the state that
-//! it read.
+//! A ConfigMap and a Lease that several gateways share. A gateway replaces the whole object, and
+//! only if it has not changed since that gateway read it.
 //!
 //! A write gives the `resourceVersion` that it replaces. Reads give none, so that the API server
 //! returns the latest stored state. Bounds: callers limit the time; a ConfigMap holds 1 MiB.

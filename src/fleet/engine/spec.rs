@@ -27,7 +27,8 @@ pub struct EngineSpec {
     pub target: Target,
     /// Configured flags.
     pub settings: EngineSettings,
-    /// Digest of program, port, devices and environment, for which a driver is made.
+    /// Digest of the target without the flags, such as program, port, devices and environment. If
+    /// it changes, the engine gets a new driver.
     pub identity: String,
     /// Digest of everything that only a restart changes.
     pub configured: String,

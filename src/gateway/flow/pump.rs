@@ -338,7 +338,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
         let mut delivery = self.delivery(forward);
         let is_done = self.meter.is_done();
-        // A stream without an end marker is judged when the body ends.
+        // A stream whose end marker has not come is not completed here, even if the body has ended:
+        // `end` decides whether it is whole or was cut.
         if engine.at_end() && (is_done || !self.meter.is_stream()) {
             self.complete(&mut delivery, now);
         } else if is_done {

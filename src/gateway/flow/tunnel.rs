@@ -82,7 +82,8 @@ impl TunnelRequest {
     }
 }
 
-/// The name of the model in the query, replaced if the client sent an alias.
+/// The path and query for the engine: the query names the model `model`, and keeps the other
+/// parameters of the client.
 pub fn path_of(incoming: &IncomingRequest, model: &Arc<str>) -> String {
     let (path, query) = incoming.path.split_once('?').unwrap_or((&incoming.path, ""));
     let encoded: String = model.bytes().fold(String::new(), |mut text, byte| {

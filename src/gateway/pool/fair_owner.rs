@@ -21,9 +21,10 @@ pub struct FairOwner {
     /// Owners of one group, such as the users of one key, divide one weight evenly, so more names
     /// get no larger share.
     pub group: Option<u64>,
-    /// The place in the table of the home pool, and the prompt tokens that no engine should have
-    /// cached. Set by admission.
+    /// The owner's place in the table of the home pool. Set by admission.
     pub(super) index: OwnerIndex,
+    /// Prompt tokens that even the engine with the longest expected prefix must compute. Set by
+    /// admission.
     pub(super) computed: u64,
 }
 

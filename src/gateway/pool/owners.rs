@@ -415,7 +415,7 @@ impl Owners {
         self.order.range((Excluded(turn), Unbounded)).next().copied()
     }
 
-    /// How far a dispatch has come with an owner.
+    /// How far the dispatch with the number `look` has come in the owner's queue.
     pub(super) fn cursor(&self, owner: OwnerIndex, look: u64) -> Cursor {
         let cursor = self.at(owner).cursor;
         if cursor.look == look { cursor } else { Cursor { look, ..Cursor::default() } }

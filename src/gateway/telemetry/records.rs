@@ -1,9 +1,9 @@
 //! Records of requests: lines without any text of a client, in files that are rotated and bounded.
 //!
-//! Records are written like the access log. Lines are never torn: a batch of which only a part fits
-//! on the disk is cut off again, and a file that ends in the middle of a line (the machine stopped)
-//! is rotated before more is written. Several gateways may write to one path; each notices when
-//! another has renamed the file.
+//! Records are written like the access log. No line is left half written. If only a part of a batch
+//! fits on the disk, the file is truncated to the length that it had before the batch. A file that
+//! ends in the middle of a line, because the machine stopped, is rotated before more is written.
+//! Several gateways may write to one path; each notices when another has renamed the file.
 //!
 //! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be
 //! renamed, records are dropped.

@@ -378,8 +378,9 @@ fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> 
 }
 
 /// Cost of a change of `count` engines, in loss of a request times seconds. `absent`: how long the
-/// canary restarts and gets copies. The mean loss with one engine less rises by `absence` at first,
-/// and by `changed` once the other engines have the change.
+/// canary serves no clients: the restart, and then the time in which it gets only copies of
+/// requests. The mean loss with one engine less rises by `absence` at first, and by `changed` once
+/// the other engines have the change.
 fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();
     let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 pub enum UpgradeError {
     /// No gateway answers.
     #[error(
-        "no running gateway answers at {path} ({source}); start without --upgrade if none runs; else name its fleet.state, or stop it first if its version has no upgrade",
+        "no gateway answers at {path} ({source}); if none is running, start without --upgrade; if one is running, set fleet.state to the folder of that gateway, or stop it first if its version has no upgrade",
         path = path.display()
     )]
     NoGateway {

@@ -35,8 +35,8 @@ pub(super) enum Place {
     Running,
 }
 
-/// How a running sequence has ended. It keeps its place and blocks until the next step, which is
-/// already planned, has run.
+/// How a running sequence has ended. It keeps its place in the running list and its KV blocks until
+/// the next step, which is already planned, has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// It reached the token limit. The planner foresees that, so nothing more is computed.

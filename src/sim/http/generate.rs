@@ -145,7 +145,8 @@ fn planned<'a>(
         _ => None,
     };
     let rest = found.and_then(|(base, begun, seed)| {
-        // The tokenizer makes a whole token of a part of a token.
+        // If the prompt ends inside a token of the earlier output, the tokenizer counts that piece
+        // as one token.
         let known = begun.tokens + u32::from(begun.part > 0);
         let ids = (0..known).map(|position| texts.vocabulary.draw(seed, position));
         let ids: Arc<[u32]> = base.ids.iter().copied().chain(ids).collect();

@@ -128,7 +128,8 @@ impl Graphs {
     }
 
     /// The sizes rounded up to whole decodes of `query` tokens, as vLLM rounds them for speculative
-    /// decoding. The limits that gave the sizes must include the drafts.
+    /// decoding. The `max_num_seqs` with which the sizes were chosen must already be multiplied by
+    /// `query`, because each decode brings its draft tokens.
     #[must_use]
     pub fn with_query(self, query: u32) -> Self {
         if query <= 1 || self.sizes.is_empty() {

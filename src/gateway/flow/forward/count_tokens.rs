@@ -57,8 +57,9 @@ struct ToTokenize<'a> {
 }
 
 impl<U: Upstream> Attempts<'_, U> {
-    /// Asks the engine that continues the answer for the numbers that are needed and unknown.
-    /// Returns the end of the answer if its text has reached `max_tokens`.
+    /// Asks the engine that continues the answer to count the tokens of the prompt and of the
+    /// answer so far, each only if the count is needed and not known. Returns the end of the answer
+    /// if its text has reached `max_tokens`.
     pub(super) async fn count_tokens(&mut self, on: &Lease) -> Option<End> {
         let prompt = self.uncounted_prompt();
         let text = self.uncounted_text();

@@ -118,8 +118,8 @@ fn differ_in_load_only(one: &Offer<'_>, other: &Offer<'_>) -> bool {
 ///
 /// - `interference`: the observed mean time that small prompts wait for a large one. Depending on
 ///   flags, an engine computes prompts one after another, or large ones in chunks, so this is the
-///   rest of a prefill, or a step or two. On average a small prompt arrives in the middle, so it
-///   waits at most twice the mean.
+///   rest of a prefill, or a step or two. A small prompt arrives on average in the middle of that
+///   prefill or step, so the longest wait is twice the mean.
 /// - `backlog.small` (recent): prompts in one step delay each other, and such a step often exceeds
 ///   the largest CUDA graph. If all requests are alike, this is as good as round robin.
 /// - `backlog.lately`: an engine sends first tokens in groups, one for each step. If only prompts

@@ -2,7 +2,7 @@
 //! trait.
 //!
 //! Idle connections are kept for at most [`limits::UPSTREAM_IDLE`], because vLLM closes them after
-//! 5 s, and reused only while a new connection could be opened to the same address
+//! 5 s. One is reused only while a new connection could be opened to the same address
 //! ([`Connector::is_current`]). The connect timeout covers the resolution of a name, all its
 //! addresses and the TLS handshake together.
 

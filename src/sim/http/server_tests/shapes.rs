@@ -1,6 +1,6 @@
 //! Output of a shape that the request demands: tool calls and JSON.
 //!
-//! Every route with such output is tested, streamed and complete.
+//! Every route with such output is tested twice: as a stream, and as one complete response.
 
 use serde_json::json;
 
