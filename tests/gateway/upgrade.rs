@@ -281,10 +281,10 @@ async fn what_cannot_be_upgraded_is_refused_with_what_to_do_and_changes_nothing(
             assert!(said.contains(part), "no '{part}' in: {said}");
         }
     };
-    refused(&args, 1, &["no running gateway answers at", ".sluice/upgrade.sock", "start without --upgrade"]).await;
+    refused(&args, 1, &["no gateway answers at", ".sluice/upgrade.sock", "start without --upgrade"]).await;
     let mut old = home.start().await;
     let other = [&args[..], &["--set", "fleet.state=elsewhere"]].concat();
-    refused(&other, 1, &["no running gateway answers at", "elsewhere", "name its fleet.state"]).await;
+    refused(&other, 1, &["no gateway answers at", "elsewhere", "set fleet.state to"]).await;
     refused(&["serve", "--upgrade", "--backend", "http://127.0.0.1:9"], 2, &["cannot be used with"]).await;
 
     let (_, answer) = ask(&home.door(), 2).await;
