@@ -164,6 +164,35 @@ pub trait Driver: Send + Sync + fmt::Debug {
         false
     }
 
+    /// A driver for a second engine of the backend, which listens on `port`; `None` if two cannot
+    /// run next to each other.
+    fn beside(&self, _port: u16) -> Option<SharedDriver> {
+        None
+    }
+
+    /// The port on which the engine listens, if the driver chooses it.
+    fn port(&self) -> Option<u16> {
+        None
+    }
+
+    /// Bytes of the memory of the host that the engine needs to sleep; `None`: unknown.
+    fn asleep_bytes(&self, _settings: &EngineSettings) -> Option<u64> {
+        None
+    }
+
+    /// Checks that an engine with these settings gets as much memory of the devices next to the
+    /// present users as it would get alone.
+    ///
+    /// # Errors
+    /// Why it would not, or why that is unknown.
+    async fn check_room(&self, _settings: &EngineSettings) -> Result<(), String> {
+        Err("the memory of the devices is unknown".to_owned())
+    }
+
+    /// The engine sleeps, and does not count as a user of its devices until the driver starts,
+    /// adopts or (`false`) takes it back.
+    fn set_aside(&self, _aside: bool) {}
+
     /// The engine's log file, if it is on this machine.
     fn log_path(&self) -> Option<&Path> {
         None

@@ -278,7 +278,7 @@ async fn an_identity_whose_process_id_was_reused_is_not_adopted() {
     let rig = Rig::new("");
     let own = ProcessEntry::read(i32::try_from(std::process::id()).unwrap()).unwrap();
     let trace =
-        |started, boot| EngineIdentity::Process { pid: own.pid, started, boot, mark: "x".to_owned(), baseline: None };
+        |started, boot| EngineIdentity::Process { pid: own.pid, started, boot, mark: "x".to_owned(), baseline: None, port: None };
     assert!(!rig.driver.adopt(&trace(own.started + 1, table::boot_id())).await.unwrap());
     assert!(!rig.driver.adopt(&trace(own.started, "another boot".to_owned())).await.unwrap());
     assert!(rig.driver.adopt(&EngineIdentity::External).await.is_err());
@@ -313,6 +313,7 @@ impl Foreign {
             boot: table::boot_id(),
             mark: mark.to_owned(),
             baseline: None,
+            port: None,
         }
     }
 }
