@@ -66,12 +66,7 @@ const VERSION_2: GroupFiles = ["memory.max", "memory.current", "inactive_file "]
 const VERSION_1: GroupFiles = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
 
 /// The least of a line of `meminfo`, in bytes, and of a value of each control group of the process.
-fn least(
-    proc: &Path,
-    cgroup: &Path,
-    line: &str,
-    of_group: impl Fn(&Path, GroupFiles) -> Option<u64>,
-) -> Option<u64> {
+fn least(proc: &Path, cgroup: &Path, line: &str, of_group: impl Fn(&Path, GroupFiles) -> Option<u64>) -> Option<u64> {
     let info = std::fs::read_to_string(proc.join("meminfo")).ok()?;
     let line = info.lines().find_map(|found| found.strip_prefix(line))?;
     let machine = line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1_024;
@@ -82,11 +77,7 @@ fn least(
 
 /// The least value of the group in a line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH`, and of the
 /// groups around it.
-fn least_of_groups(
-    line: &str,
-    cgroup: &Path,
-    of_group: &impl Fn(&Path, GroupFiles) -> Option<u64>,
-) -> Option<u64> {
+fn least_of_groups(line: &str, cgroup: &Path, of_group: &impl Fn(&Path, GroupFiles) -> Option<u64>) -> Option<u64> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (controllers, path) = (parts.next()?, parts.next()?);
     let (root, files) = match controllers {

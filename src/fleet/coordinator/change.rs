@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use super::registry::Registry;
 use crate::driver::EngineFailure;
 use crate::engine::journal::Setup;
-use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, RestartBlocked};
+use crate::engine::kept::may_keep;
+use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, Keep, RestartBlocked};
 use crate::engine::preflight;
 use sluice_config::{ArgValue, is_secret_arg};
 
@@ -61,6 +62,8 @@ pub struct RestartRequest {
     pub hold: bool,
     /// Cut requests that outlast the drain.
     pub cut: bool,
+    /// The tuner may take the change back, until [`Fleet::end_trials`](super::Fleet::end_trials).
+    pub trial: bool,
 }
 
 /// A change that has begun.
@@ -85,7 +88,8 @@ pub(super) async fn restart(
     }
     let Setup { settings, configured } = if request.reset { context.spec().setup() } else { context.setup() };
     let to = Setup { settings: settings.with(&request.set), configured };
-    change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold }, None).await
+    let keep = Some(if request.trial { Keep::Trial } else { Keep::Settling });
+    change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold, keep }, None).await
 }
 
 /// Begins a change and numbers it. With a `generation`, only while that configuration is in force.
@@ -97,7 +101,7 @@ pub(super) async fn change(
 ) -> Result<ChangeStarted, RestartError> {
     let handle = registry.handle(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
     let spec = handle.context.spec();
-    let notices = preflight::check_settings(&*handle.context.driver, &spec, &request.to.settings).await?;
+    let notices = preflight::check_settings(&*handle.context.driver(), &spec, &request.to.settings).await?;
     let _one_at_a_time = registry.change_lock.lock().await;
     ensure_no_change(registry, None)?;
     if handle.context.step().in_rotation() && !request.hold {
@@ -109,7 +113,8 @@ pub(super) async fn change(
     // Shows now whether the journal can be written. If a later write fails, the change fails.
     handle.context.write_journal().await.map_err(RestartError::NotSaved)?;
     let id = registry.next_change();
-    handle.change(ChangeRequest { id, ..request }).await?;
+    let keep = request.keep.filter(|_| may_keep(&handle.context));
+    handle.change(ChangeRequest { id, keep, ..request }).await?;
     Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })
 }
 

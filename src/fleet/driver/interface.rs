@@ -208,9 +208,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Except in the first case, no engine runs then.
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure>;
 
-    /// Searches without the journal for a running engine of this backend, to pass to
-    /// [`Driver::adopt`]: a gateway may have died between a start and the journal entry.
-    async fn find_running(&self) -> Option<EngineIdentity>;
+    /// Searches without the journal for a running engine of this backend other than `except`, to
+    /// pass to [`Driver::adopt`]: a gateway may have died between a start and the journal entry.
+    async fn find_running(&self, except: Option<&EngineIdentity>) -> Option<EngineIdentity>;
 
     /// The flags of the found engine, if known: others may have changed them.
     fn running_settings(&self) -> Option<EngineSettings> {

@@ -200,7 +200,8 @@ async fn sockets_on_several_loopback_addresses() {
 
 #[tokio::test]
 async fn connections_go_to_the_port_on_which_the_engine_listens_now() {
-    let (first, second) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let (first, second) =
+        (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let port = |of: &TcpListener| of.local_addr().unwrap().port();
     let (connector, _) = connector([Err("there is no name")]);
     let to = address("127.0.0.1", port(&first));

@@ -167,11 +167,15 @@ impl TunerService {
             return Restarted::Blocked(format!("its kind of engine has no flag for {}", flag.name()));
         };
         let set = BTreeMap::from([(name.to_owned(), flag.written(value))]);
-        let started =
-            match self.core.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await {
-                Ok(started) => started.change,
-                Err(error) => return refused(&error),
-            };
+        let started = match self
+            .core
+            .fleet
+            .restart(engine, RestartRequest { set, hold, trial: true, ..RestartRequest::default() })
+            .await
+        {
+            Ok(started) => started.change,
+            Err(error) => return refused(&error),
+        };
         loop {
             tokio::time::sleep(POLL).await;
             let views = self.core.fleet.views();
@@ -187,6 +191,15 @@ impl TunerService {
                 _ => Restarted::Failed(why()),
             };
         }
+    }
+
+    /// Old engines are kept asleep for the change under way only.
+    pub(super) fn end_trials(&self) {
+        let under_way = self.state.tuner.lock().engine_change().cloned();
+        self.core.fleet.end_trials(|engine| {
+            let parts = engine.split_once('/').zip(under_way.as_ref());
+            parts.is_some_and(|((pool, own), change)| change.pool == pool && change.backends.iter().any(|of| of == own))
+        });
     }
 
     /// The kind of the engine `POOL/BACKEND`.

@@ -401,7 +401,12 @@ mod tests {
         assert_eq!(log.weights(), Some(weights), "another gateway reads the end, and looks at the beginning");
         log.begin().unwrap();
         assert_eq!(log.weights(), None, "another start");
-        for line in ["Model loading took", "Model loading took x GiB", "Model loading took 3 seconds", "Model loading took -1 GB"] {
+        for line in [
+            "Model loading took",
+            "Model loading took x GiB",
+            "Model loading took 3 seconds",
+            "Model loading took -1 GB",
+        ] {
             assert_eq!(weights_in(line), None, "{line}");
         }
     }

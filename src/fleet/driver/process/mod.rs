@@ -274,9 +274,11 @@ impl Driver for ProcessDriver {
         Ok(true)
     }
 
-    async fn find_running(&self) -> Option<EngineIdentity> {
+    async fn find_running(&self, except: Option<&EngineIdentity>) -> Option<EngineIdentity> {
         // The leader if it lives; else any remaining process has the id of the session.
-        let (entry, mark) = self.marks.find().min_by_key(|(entry, _)| (entry.pid != entry.session, entry.started))?;
+        let is_other = |mark: &str| !matches!(except, Some(EngineIdentity::Process { mark: own, .. }) if own == mark);
+        let found = self.marks.find().filter(|(_, mark)| is_other(mark));
+        let (entry, mark) = found.min_by_key(|(entry, _)| (entry.pid != entry.session, entry.started))?;
         let started = ProcessEntry::read(entry.session).map_or(entry.started, |leader| leader.started);
         let boot = table::boot_id();
         Some(EngineIdentity::Process { pid: entry.session, started, boot, mark, baseline: None, port: None })

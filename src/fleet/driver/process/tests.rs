@@ -264,12 +264,12 @@ async fn another_driver_of_the_same_backend_finds_and_adopts_an_engine() {
     drop(driver);
     assert!(is_alive(pid), "an engine outlives its driver");
     let second = Rig::driver(&folder);
-    assert_eq!(second.find_running().await, Some(trace.clone()));
+    assert_eq!(second.find_running(None).await, Some(trace.clone()));
     assert!(second.adopt(&trace).await.unwrap());
     assert_eq!(second.status().await, EngineStatus::Running);
     assert_eq!(second.tail(5), ["one"]);
     assert_eq!(second.stop(rules(DEADLINE)).await.unwrap().exit, Some(Exit::Code(7)));
-    assert_eq!(second.find_running().await, None);
+    assert_eq!(second.find_running(None).await, None);
     assert!(!second.adopt(&trace).await.unwrap(), "gone");
 }
 
@@ -277,8 +277,14 @@ async fn another_driver_of_the_same_backend_finds_and_adopts_an_engine() {
 async fn an_identity_whose_process_id_was_reused_is_not_adopted() {
     let rig = Rig::new("");
     let own = ProcessEntry::read(i32::try_from(std::process::id()).unwrap()).unwrap();
-    let trace =
-        |started, boot| EngineIdentity::Process { pid: own.pid, started, boot, mark: "x".to_owned(), baseline: None, port: None };
+    let trace = |started, boot| EngineIdentity::Process {
+        pid: own.pid,
+        started,
+        boot,
+        mark: "x".to_owned(),
+        baseline: None,
+        port: None,
+    };
     assert!(!rig.driver.adopt(&trace(own.started + 1, table::boot_id())).await.unwrap());
     assert!(!rig.driver.adopt(&trace(own.started, "another boot".to_owned())).await.unwrap());
     assert!(rig.driver.adopt(&EngineIdentity::External).await.is_err());
@@ -345,7 +351,7 @@ async fn a_forged_journal_neither_adopts_nor_ends_a_process_that_does_not_carry_
     assert_eq!(second.status().await, EngineStatus::Absent);
     second.stop(rules(DEADLINE)).await.unwrap();
     rig.driver.stop(rules(DEADLINE)).await.unwrap();
-    assert_eq!(second.find_running().await, None, "a mark without the token is not found");
+    assert_eq!(second.find_running(None).await, None, "a mark without the token is not found");
     assert!(is_alive(plain.pid()) && is_alive(marked.pid()));
 }
 
@@ -355,7 +361,7 @@ async fn an_engine_of_an_earlier_version_is_taken_over_by_the_journal_that_descr
     let earlier = format!("{}/state#short/gpu0#18c0ffee", rig.folder.path().display());
     let engine = Foreign::start(Some(&earlier));
     let identity = engine.identity(&earlier).await;
-    assert_eq!(rig.driver.find_running().await, None);
+    assert_eq!(rig.driver.find_running(None).await, None);
     assert!(rig.driver.adopt(&identity).await.unwrap());
     rig.driver.stop(rules(DEADLINE)).await.unwrap();
     assert!(!is_alive(engine.pid()));
@@ -375,7 +381,7 @@ async fn a_process_of_another_user_is_not_adopted_whatever_it_carries() {
     std::os::unix::process::CommandExt::uid(&mut other, 12_345);
     let other = Foreign(other.arg("600").env(table::MARK, &mark).stdout(Stdio::null()).spawn().unwrap());
     other.identity(&mark).await;
-    assert_eq!(rig.driver.find_running().await, None);
+    assert_eq!(rig.driver.find_running(None).await, None);
     assert!(is_alive(other.pid()));
 }
 

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::blocked::RestartBlocked;
+use super::kept::Keep;
 
 /// A requested change.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +19,8 @@ pub(crate) struct ChangeRequest<S> {
     pub cut: bool,
     /// Continue even if no other backend can serve the engine's models.
     pub hold: bool,
+    /// Keep the old engine asleep, if both fit.
+    pub keep: Option<Keep>,
 }
 
 /// A change under way.
@@ -34,6 +37,9 @@ pub(crate) struct Change<S> {
     /// See [`ChangeRequest::hold`].
     #[serde(default)]
     pub hold: bool,
+    /// See [`ChangeRequest::keep`].
+    #[serde(default)]
+    pub keep: Option<Keep>,
     /// Why the new settings were given up, if they were.
     pub failed: Option<String>,
 }

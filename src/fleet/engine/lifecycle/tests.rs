@@ -2,6 +2,7 @@
 //!
 //! The model knows whether a process may run and have requests; the life cycle does not.
 
+mod kept;
 mod rest;
 mod taken_back;
 
@@ -36,7 +37,7 @@ fn up(life: &mut Lifecycle<u8>) {
 }
 
 fn request(id: u64, to: u8, cut: bool) -> ChangeRequest<u8> {
-    ChangeRequest { id, to, cut, hold: false }
+    ChangeRequest { id, to, cut, hold: false, keep: None }
 }
 
 /// An engine without a predecessor.
@@ -288,6 +289,8 @@ struct LifecycleModel {
     life: Lifecycle<u8>,
     /// A process may run: no stop was confirmed.
     process: bool,
+    /// Another one may sleep next to it.
+    aside: bool,
     /// It is known to be dead, or to hang.
     dead: bool,
     /// It may have requests.
@@ -299,9 +302,19 @@ impl LifecycleModel {
     /// Checks the rules when a step begins.
     fn enter(&mut self, before: Step) {
         let step = self.life.step;
+        let has_kept = self.life.kept.is_some();
         if step == Step::Start {
+            if before == Step::Sleep {
+                assert!(has_kept && !self.aside && self.process, "no old engine was put aside: {self:?}");
+                (self.aside, self.process) = (true, false);
+            }
             assert!(!self.process, "started beside another one: {self:?}");
+            assert!(has_kept || !self.aside, "started beside an engine that should be gone: {self:?}");
             (self.process, self.dead) = (true, false);
+        }
+        if step == Step::Wake && has_kept {
+            assert!(!self.process, "woken beside another one: {self:?}");
+            (self.process, self.aside, self.dead) = (true, false, !self.aside);
         }
         if step == Step::Stop && self.busy && !self.dead && before == Step::Drain {
             let cut = self.life.change.as_ref().is_some_and(|change| change.cut) || self.life.leaving;
@@ -320,15 +333,23 @@ impl LifecycleModel {
             assert!(!self.life.withdrawn || closed, "withdrawn and not closed: {self:?}");
             self.busy |= opens;
         }
+        if step == Step::Adapters && before == Step::Wake {
+            assert!(self.life.adopted && !has_kept, "a woken engine is warm: {self:?}");
+        }
         assert!(step != Step::Start || !self.life.adopted, "a fresh engine taken for a warm one: {self:?}");
         if self.life.cordon() == Some(Cordon::Open) {
             assert!(step == Step::Serve && !self.life.withdrawn && !self.life.leaving, "open too early: {self:?}");
         }
         if matches!(step, Step::Off | Step::Idle | Step::Backoff) {
             assert!(!self.process, "nothing should run: {self:?}");
+            assert!(!self.aside || (has_kept && step == Step::Backoff), "nothing should sleep: {self:?}");
+        }
+        if matches!(step, Step::Off | Step::Idle | Step::Hold | Step::Asleep) {
+            assert!(!has_kept, "a return is not expected: {self:?}");
         }
         assert!(step != Step::Idle || self.life.resting, "idle although it is wanted: {self:?}");
-        if matches!(step, Step::Hold | Step::Off | Step::Idle | Step::Sleep | Step::Asleep | Step::Wake) {
+        let rests = self.life.resting || !matches!(step, Step::Sleep | Step::Wake);
+        if rests && matches!(step, Step::Hold | Step::Off | Step::Idle | Step::Sleep | Step::Asleep | Step::Wake) {
             assert!(self.life.change.is_none(), "a change without an end: {self:?}");
         }
         if step == Step::Serve {
@@ -357,6 +378,7 @@ impl LifecycleModel {
             push(&|w| {
                 if step == Step::Stop {
                     (w.process, w.busy) = (false, false);
+                    w.aside &= w.life.kept.is_some();
                 }
                 if step == Step::Drain {
                     w.busy = false;
@@ -371,6 +393,16 @@ impl LifecycleModel {
             push(&|w| {
                 w.dead = true;
                 w.life.on(Event::EngineLost(failure("")), &RULES, 0);
+            });
+        }
+        // The old engine that is kept dies, or is stopped because it is not needed any more.
+        if self.aside && self.life.kept.is_some() {
+            push(&|w| w.aside = false);
+        }
+        if step == Step::Serve && self.aside {
+            push(&|w| {
+                w.life.forget_kept();
+                w.aside = false;
             });
         }
         push(&|w| drop(w.life.enable()));
@@ -394,7 +426,7 @@ impl LifecycleModel {
         // The coordinator repeats a failed stop of an engine that leaves.
         if step == Step::Hold && self.life.leaving {
             push(&|w| {
-                (w.process, w.busy) = (false, false);
+                (w.process, w.aside, w.busy) = (false, false, false);
                 w.life.confirm_stopped();
             });
             push(&|w| w.life.stop_failed(String::new()));
@@ -403,26 +435,37 @@ impl LifecycleModel {
             push(&|w| w.life.leave());
         }
         if self.changes < 2 {
-            for (to, cut) in [(0, false), (1, false), (1, true)] {
+            for (to, cut, keep) in
+                [(0, false, None), (1, false, None), (1, true, None), (1, false, Some(Keep::Settling))]
+            {
                 push(&|w| {
                     w.changes += 1;
-                    drop(w.life.change(request(u64::from(w.changes), to, cut)));
+                    drop(w.life.change(ChangeRequest { keep, ..request(u64::from(w.changes), to, cut) }));
                 });
             }
         }
         // The gateway dies. Only the journal remains, and perhaps the engine. The next gateway has
         // the same configuration, other flags or another program.
         for survivor in [Survivor::Adoptable, Survivor::ToStop, Survivor::None] {
-            if survivor != Survivor::None && (!self.process || self.dead) {
+            let wakes_kept = step == Step::Wake && self.life.kept.is_some();
+            if survivor != Survivor::None && (!self.process || self.dead || wakes_kept) {
                 continue;
             }
             for difference in [None, Some(Difference::None), Some(Difference::Flags), Some(Difference::Program)] {
                 // A journal without a record means that there was no process.
-                if difference.is_none() && survivor == Survivor::None && self.process {
+                if difference.is_none() && (self.aside || survivor == Survivor::None && self.process) {
                     continue;
                 }
                 push(&|w| {
-                    let previous = difference.map(|difference| (w.life.clone(), difference));
+                    let mut before = w.life.clone();
+                    // In the journal, the old engine is next to the present one until it is awake.
+                    if step == Step::Wake && before.kept.is_some() {
+                        (w.aside, w.process) = (w.process && !w.dead, false);
+                    }
+                    if !w.aside || survivor == Survivor::ToStop {
+                        before.forget_kept();
+                    }
+                    let previous = difference.map(|difference| (before, difference));
                     w.life = Lifecycle::new(0);
                     w.life.recover(previous, survivor);
                     assert!(!w.life.withdrawn && w.life.blocked.is_none(), "left from the engine before: {w:?}");
@@ -439,7 +482,7 @@ impl LifecycleModel {
 /// of successes serves.
 #[test]
 fn exhaustively_no_order_of_events_breaks_the_rules() {
-    let mut first = LifecycleModel { life: new(0), process: false, dead: false, busy: false, changes: 0 };
+    let mut first = LifecycleModel { life: new(0), process: false, aside: false, dead: false, busy: false, changes: 0 };
     first.enter(Step::Off);
     let (mut seen, mut open) = (HashSet::from([first.clone()]), VecDeque::from([first]));
     while let Some(model) = open.pop_front() {

@@ -1,0 +1,253 @@
+//! Keeps the old engine of a change asleep next to the new one (`fleet.rollback = "wake"`).
+//!
+//! The old engine is kept only if that does not change the trial: next to it, the new engine must
+//! get its full `gpu-memory-utilization`, measured after the old one fell asleep. Otherwise the old
+//! engine is stopped, as without the setting. The host must have memory for the weights and
+//! [`HOST_RESERVE`] more; if less than half of the reserve is left later, the old engine is stopped.
+//!
+//! The new engine listens on another port, to which the [`Connector`] sends connections. The journal
+//! has the identity of both engines. Bounds: one kept engine for each engine, for [`KEPT_MAX`].
+
+use std::convert::Infallible;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::context::EngineContext;
+use super::lifecycle::StepFailure;
+use super::sleep_mode;
+use crate::driver::{EngineFailure, EngineIdentity, EngineStatus, SharedDriver, StopRules};
+use sluice_config::{Rollback, available_memory};
+use sluice_gateway::connect::Connector;
+
+/// Bytes of the memory of the host that must stay free when an old engine falls asleep.
+const HOST_RESERVE: u64 = 4 << 30;
+/// How long an old engine is kept, even if the tuner has not ended the change.
+const KEPT_MAX: Duration = Duration::from_secs(24 * 3_600);
+/// Pause between two looks at a kept engine.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Whether the old engine may be kept in a change of this engine.
+pub(crate) fn may_keep(context: &EngineContext) -> bool {
+    let (spec, driver) = (context.spec(), context.driver());
+    spec.rules.rollback == Rollback::Wake
+        && driver.port().is_some()
+        && driver.sleeps(&context.settings())
+        // The turns of a device have their own rules, and the ranks of a server have their own addresses.
+        && spec.share().is_none()
+        && spec.address.rank.is_none()
+        // Other gateways would connect to the old port.
+        && !context.others.exist()
+}
+
+/// Puts the old engine to sleep, and makes room for another one next to it.
+pub(super) async fn put_aside(context: &EngineContext) -> Result<(), StepFailure> {
+    let refused = |why: String| StepFailure::temporary(format!("the old engine is not kept asleep: {why}"));
+    let (driver, settings) = (context.driver(), context.settings());
+    let next = context.state.lock().lifecycle.heads_for().settings.clone();
+    check_host(driver.asleep_bytes(&settings), available_memory()).map_err(refused)?;
+    sleep_mode::fall_asleep(context).await?;
+    driver.check_room(&next).await.map_err(refused)?;
+    let home = context.spec().address.endpoint.port;
+    let port = if driver.port() == Some(home) { free_port(context) } else { Some(home) };
+    let port = port.ok_or_else(|| refused("no port of fleet.ports is free".to_owned()))?;
+    let beside = driver.beside(port);
+    let beside =
+        beside.ok_or_else(|| refused("launch.args or launch.command sets a port; use launch.port".to_owned()))?;
+    // From here on without a wait: all of it happens, or none.
+    driver.set_aside(true);
+    {
+        let mut state = context.state.lock();
+        state.aside = state.trace.take().map(|engine| (engine, Instant::now()));
+    }
+    context.place(beside, Some(driver));
+    Ok(())
+}
+
+/// Checks that the host has memory for the weights of a sleeping engine.
+fn check_host(needed: Option<u64>, available: Option<u64>) -> Result<(), String> {
+    let needed = needed.ok_or("the log does not show how much memory the weights take")?;
+    let available = available.ok_or("the memory of the host cannot be read")?;
+    if available < needed.saturating_add(HOST_RESERVE) {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        return Err(format!(
+            "its weights take {:.1} GiB of the host, of which {:.1} GiB are available, and {:.0} GiB must stay free",
+            gib(needed),
+            gib(available),
+            gib(HOST_RESERVE)
+        ));
+    }
+    Ok(())
+}
+
+/// The highest port of `fleet.ports` that is free and not configured: new engines get the lowest.
+fn free_port(context: &EngineContext) -> Option<u16> {
+    let view = context.admission.view();
+    let backends = || view.iter().flat_map(|pool| &pool.backends);
+    let is_configured = |port: u16| backends().any(|backend| backend.address.endpoint.port == port);
+    let mut ports = context.spec().rules.ports.clone().rev();
+    ports.find(|port| !is_configured(*port) && TcpListener::bind(("127.0.0.1", *port)).is_ok())
+}
+
+/// Before a start: the engine listens on the configured port, unless a kept one does.
+pub(super) fn choose_port(context: &EngineContext) {
+    let home = context.spec().address.endpoint.port;
+    let (driver, aside) = {
+        let drivers = context.drivers.lock();
+        (Arc::clone(&drivers.present), drivers.aside.clone())
+    };
+    if aside.is_none()
+        && driver.port().is_some_and(|port| port != home)
+        && let Some(beside) = driver.beside(home)
+    {
+        context.place(beside, None);
+    }
+}
+
+/// Wakes the engine; if one is kept, the kept one takes the place of the present one, which is
+/// stopped.
+pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> {
+    let kept = context.drivers.lock().aside.clone().filter(|_| context.state.lock().lifecycle.kept.is_some());
+    if let Some(driver) = kept {
+        driver.set_aside(false);
+        {
+            let mut state = context.state.lock();
+            (state.trace, state.started) = (state.aside.take().map(|(engine, _)| engine), None);
+            let state = &mut *state;
+            state.trace.as_ref().into_iter().for_each(|engine| state.history.running(engine));
+        }
+        context.place(driver, None);
+    }
+    sleep_mode::wake_up(context).await
+}
+
+/// Stops the engine that sleeps next to the present one, if there is one.
+pub(super) async fn stop_aside(context: &EngineContext, rules: StopRules) -> Result<(), EngineFailure> {
+    let Some(driver) = context.drivers.lock().aside.clone() else { return Ok(()) };
+    // The present engine has memory of the same devices, so no value says that this one's is back.
+    driver.set_aside(false);
+    driver.stop(rules).await?;
+    context.drivers.lock().aside = None;
+    context.state.lock().aside = None;
+    Ok(())
+}
+
+/// While the engine serves: stops a kept one when it is not needed any more, or is a burden.
+pub(super) async fn watch(context: &Arc<EngineContext>) -> Infallible {
+    loop {
+        let why = why_not_kept(context).await;
+        if let Some(why) = why {
+            let name = context.spec().name.clone();
+            context.state.lock().lifecycle.forget_kept();
+            match stop_aside(context, context.spec().stop_rules()).await {
+                Ok(()) => tracing::info!(backend = %name, "the old engine, kept asleep, is stopped: {why}"),
+                Err(failure) => {
+                    tracing::error!(backend = %name, "the old engine, kept asleep, does not stop: {failure}")
+                }
+            }
+            if let Err(error) = context.write_journal().await {
+                tracing::error!(backend = %name, %error, "the journal cannot be written");
+            }
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Why the kept engine must be stopped now; `None` also without one.
+async fn why_not_kept(context: &EngineContext) -> Option<&'static str> {
+    let driver = context.drivers.lock().aside.clone()?;
+    if driver.status().await != EngineStatus::Running {
+        return Some("it has ended");
+    }
+    if context.state.lock().lifecycle.is_done_with_kept() {
+        return Some("the new settings have settled");
+    }
+    if available_memory().is_some_and(|available| available < HOST_RESERVE / 2) {
+        return Some("the memory of the host is short");
+    }
+    let since = context.state.lock().aside.as_ref().map(|(_, since)| *since);
+    since.is_none_or(|since| since.elapsed() > KEPT_MAX).then_some("it was kept for too long")
+}
+
+/// Takes over what an earlier gateway left: the port of the present engine, and the engine that
+/// sleeps next to it. Returns whether there is such an engine.
+pub(super) async fn recover(
+    context: &EngineContext,
+    present: Option<&EngineIdentity>,
+    aside: Option<&EngineIdentity>,
+) -> bool {
+    let port_of = |engine: Option<&EngineIdentity>| match engine {
+        Some(EngineIdentity::Process { port, .. }) => *port,
+        _ => None,
+    };
+    let on = |port: Option<u16>| -> Option<SharedDriver> {
+        let (driver, port) = (context.driver(), port?);
+        if driver.port() == Some(port) { None } else { driver.beside(port) }
+    };
+    let home = context.driver();
+    let sleeper = on(port_of(aside)).or_else(|| aside.map(|_| Arc::clone(&home)));
+    let present = on(port_of(present)).unwrap_or_else(|| Arc::clone(&home));
+    let Some((engine, sleeper)) = aside.zip(sleeper) else {
+        context.place(present, None);
+        return false;
+    };
+    let found = match sleeper.adopt(engine).await {
+        Ok(found) => found,
+        Err(failure) => {
+            let name = context.spec().name.clone();
+            tracing::error!(backend = %name, "it is not known whether an old engine sleeps: {failure}");
+            false
+        }
+    };
+    if !found {
+        context.place(present, None);
+        return false;
+    }
+    sleeper.set_aside(true);
+    context.state.lock().aside = Some((engine.clone(), Instant::now()));
+    // Both cannot have the same port; without one of its own, the present engine is still to start.
+    let present = match present.port() == sleeper.port() {
+        true => free_port(context).and_then(|port| sleeper.beside(port)).unwrap_or(present),
+        false => present,
+    };
+    context.place(present, Some(sleeper));
+    true
+}
+
+impl EngineContext {
+    /// Sets the drivers, and sends connections to the present engine.
+    fn place(&self, present: SharedDriver, aside: Option<SharedDriver>) {
+        let port = present.port();
+        {
+            let mut drivers = self.drivers.lock();
+            (drivers.present, drivers.aside) = (present, aside);
+        }
+        self.connect_to(port);
+    }
+
+    /// Sends connections to this port, or to the configured one.
+    pub(super) fn connect_to(&self, port: Option<u16>) {
+        let address = &self.spec().address;
+        if address.ip.is_some() {
+            Connector::shared().redirect(address, port.unwrap_or(address.endpoint.port));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_needs_memory_for_the_weights_and_a_reserve() {
+        let gib = |count: u64| Some(count << 30);
+        assert_eq!(check_host(gib(16), gib(20)), Ok(()));
+        let short = check_host(gib(16), gib(19)).unwrap_err();
+        assert!(short.contains("take 16.0 GiB") && short.contains("19.0 GiB are available"), "{short}");
+        assert!(check_host(None, gib(19)).unwrap_err().contains("log"));
+        assert!(check_host(gib(1), None).unwrap_err().contains("cannot be read"));
+        assert!(check_host(Some(u64::MAX), gib(1)).is_err());
+    }
+}
