@@ -60,6 +60,7 @@ pub(super) struct Drivers {
 #[derive(Debug)]
 pub(crate) struct EngineContext {
     spec: ArcSwap<EngineSpec>,
+    /// Taken after `state`, where both are.
     pub(super) drivers: Mutex<Drivers>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) reported: Arc<ReportedModels>,

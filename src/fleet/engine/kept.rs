@@ -47,6 +47,8 @@ pub(super) async fn put_aside(context: &EngineContext) -> Result<(), StepFailure
     let refused = |why: String| StepFailure::temporary(format!("the old engine is not kept asleep: {why}"));
     let (driver, settings) = (context.driver(), context.settings());
     let next = context.state.lock().lifecycle.heads_for().settings.clone();
+    // One that an earlier gateway kept, and did not need any more.
+    stop_aside(context, context.spec().stop_rules()).await?;
     check_host(driver.asleep_bytes(&settings), available_memory()).map_err(refused)?;
     sleep_mode::fall_asleep(context).await?;
     driver.check_room(&next).await.map_err(refused)?;
@@ -109,7 +111,8 @@ pub(super) fn choose_port(context: &EngineContext) {
 /// Wakes the engine; if one is kept, the kept one takes the place of the present one, which is
 /// stopped.
 pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> {
-    let kept = context.drivers.lock().aside.clone().filter(|_| context.state.lock().lifecycle.kept.is_some());
+    let is_kept = context.state.lock().lifecycle.kept.is_some();
+    let kept = context.drivers.lock().aside.clone().filter(|_| is_kept);
     if let Some(driver) = kept {
         driver.set_aside(false);
         {

@@ -13,7 +13,7 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::tuning::{LabDeployment, LabTuner};
 use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
-use sluice_config::DailyWindow;
+use sluice_config::{DailyWindow, Rollback};
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Bound, Irreplaceable, Need};
 use sluice_online::engines::flags::EngineFlag;
@@ -323,4 +323,23 @@ fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_t
         assert_eq!(kinds(&run), [EventKind::Tried, EventKind::Undone], "{fault:?}: {:#?}", run.tuning);
         assert_eq!(lost(&run), 0, "{fault:?}: {:#?}", run.tuning);
     }
+}
+
+#[test]
+fn an_old_engine_that_is_kept_asleep_returns_sooner() {
+    let undone = |rollback| {
+        let mut lab = lab("{ max-num-seqs = 64 }", "[\"gpu-memory-utilization\"]", "12m", (5.0, 0.01), 5);
+        let config = Arc::make_mut(&mut lab.config);
+        config.fleet.rollback = rollback;
+        set_slots(&mut lab, 6);
+        lab.forecaster = Some(Forecaster { flags: promises, limits: None });
+        let fault = PlantedFault::CrashesAt(4);
+        lab.plants = vec![Plant { flag: EngineFlag::GpuMemoryUtilization, value: 0.87, fault }];
+        let run = run(&lab, 1).unwrap();
+        let at = |kind| run.tuning.iter().find(|event| event.kind == kind).map(|event| event.at);
+        (at(EventKind::Tried), at(EventKind::Undone).expect("the change was not undone"))
+    };
+    let ((tried, started), (tried_as_well, woken)) = (undone(Rollback::Start), undone(Rollback::Wake));
+    assert_eq!(tried, tried_as_well);
+    assert!((50.0..60.0).contains(&(started - woken)), "undone after {started} s and {woken} s");
 }

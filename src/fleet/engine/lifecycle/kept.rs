@@ -40,7 +40,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         let Some(change) = &self.change else { return };
         let keep = change.keep.unwrap_or(Keep::Settling);
         self.kept = Some(Kept { setup: self.wanted.clone(), keep });
-        (self.wanted, self.step) = (change.to.clone(), Step::Start);
+        (self.wanted, self.step, self.adopted) = (change.to.clone(), Step::Start, false);
     }
 
     /// Starts the wanted settings, or wakes the engine that has them.

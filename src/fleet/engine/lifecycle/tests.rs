@@ -305,7 +305,8 @@ impl LifecycleModel {
         let has_kept = self.life.kept.is_some();
         if step == Step::Start {
             if before == Step::Sleep {
-                assert!(has_kept && !self.aside && self.process, "no old engine was put aside: {self:?}");
+                // The effect stops an engine that an earlier gateway had kept.
+                assert!(has_kept && self.process, "no old engine was put aside: {self:?}");
                 (self.aside, self.process) = (true, false);
             }
             assert!(!self.process, "started beside another one: {self:?}");
