@@ -119,7 +119,27 @@ async fn a_start_that_fails_wakes_the_old_engine_and_loses_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_back_wakes_the_old_process_even_after_the_gateway_was_killed() {
+async fn a_gateway_that_is_killed_during_the_start_leaves_the_return_to_the_next_one() {
+    within(async {
+        let mut rig = rig("16700-16799", ASLEEP_MIB, "").await?;
+        let old = leaders(&rig)?;
+        let id = rig.restart("a", &["gpu-memory-utilization=0.01".to_owned()], &[]).await?;
+        rig.until("the new one starts", async |rig| Ok(engine(rig, "a").await?.step == "start")).await?;
+        rig.kill().await?;
+        rig.run().await?;
+        let (last, seen, _) = ended(&rig, id, "start").await?;
+        ensure!(last.outcome == "rolled_back" && seen.contains("wake"), "{last:?}, seen: {seen:?}\n{}", rig.log());
+        rig.settled().await?;
+        ensure!(leaders(&rig)? == old, "{old:?} became {:?}\n{}", leaders(&rig)?, rig.log());
+        rig.stop().await?;
+        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_back_wakes_the_old_process_even_after_the_gateway_was_killed_and_upgraded() {
     within(async {
         let mut rig = rig("16400-16499", ASLEEP_MIB, "").await?;
         let old = leaders(&rig)?;
@@ -140,6 +160,9 @@ async fn a_change_back_wakes_the_old_process_even_after_the_gateway_was_killed()
         rig.settled().await?;
         ensure!(leaders(&rig)? == both, "{both:?} became {:?}\n{}", leaders(&rig)?, rig.log());
         let load = Load::on(rig.port);
+        rig.upgrade().await?;
+        rig.settled().await?;
+        ensure!(leaders(&rig)? == both, "{both:?} became {:?}\n{}", leaders(&rig)?, rig.log());
         let id = rig.restart("a", &["max-num-seqs=64".to_owned()], &[]).await?;
         let (last, seen, took) = ended(&rig, id, "drain").await?;
         ensure!(last.outcome == "done" && seen.contains("wake"), "{last:?}, seen: {seen:?}\n{}", rig.log());

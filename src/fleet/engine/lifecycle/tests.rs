@@ -436,9 +436,7 @@ impl LifecycleModel {
             push(&|w| w.life.leave());
         }
         if self.changes < 2 {
-            for (to, cut, keep) in
-                [(0, false, None), (1, false, None), (1, true, None), (1, false, Some(Keep::Settling))]
-            {
+            for (to, cut, keep) in [(0, false, None), (1, true, None), (1, false, Some(Keep::Settling))] {
                 push(&|w| {
                     w.changes += 1;
                     drop(w.life.change(ChangeRequest { keep, ..request(u64::from(w.changes), to, cut) }));
