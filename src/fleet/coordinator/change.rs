@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::registry::Registry;
-use crate::driver::EngineFailure;
+use crate::driver::{EngineFailure, EngineSettings};
+use crate::engine::context::EngineContext;
 use crate::engine::journal::Setup;
 use crate::engine::kept::may_keep;
 use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, Keep, RestartBlocked};
@@ -62,8 +63,17 @@ pub struct RestartRequest {
     pub hold: bool,
     /// Cut requests that outlast the drain.
     pub cut: bool,
-    /// The tuner may take the change back, until [`Fleet::end_trials`](super::Fleet::end_trials).
-    pub trial: bool,
+    /// The tuner's part in it, if it is a change of the tuner.
+    pub trial: Option<Trial>,
+}
+
+/// A restart that the tuner requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    /// It may be taken back, until [`Fleet::end_trials`](super::Fleet::end_trials).
+    Begin,
+    /// It takes a change back: the flags have the values before the change, written or by default.
+    Return,
 }
 
 /// A change that has begun.
@@ -88,8 +98,26 @@ pub(super) async fn restart(
     }
     let Setup { settings, configured } = if request.reset { context.spec().setup() } else { context.setup() };
     let to = Setup { settings: settings.with(&request.set), configured };
-    let keep = Some(if request.trial { Keep::Trial } else { Keep::Settling });
+    let to = match request.trial {
+        Some(Trial::Return) => kept_as(&context, &request.set, to),
+        _ => to,
+    };
+    let keep = Some(if request.trial.is_some() { Keep::Trial } else { Keep::Settling });
     change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold, keep }, None).await
+}
+
+/// The settings of the old engine that is kept asleep, if they are `to` apart from flags of `set`
+/// that have their defaults there.
+fn kept_as(context: &EngineContext, set: &BTreeMap<String, ArgValue>, to: Setup) -> Setup {
+    let kept = context.state.lock().lifecycle.kept.as_ref().map(|kept| kept.setup.clone());
+    kept.filter(|kept| is_return_to(kept, set, &to)).unwrap_or(to)
+}
+
+fn is_return_to(kept: &Setup, set: &BTreeMap<String, ArgValue>, to: &Setup) -> bool {
+    let own = kept.settings.with(&BTreeMap::new()).args;
+    let is_absent_or_equal = |(name, value): (&String, &ArgValue)| own.get(name).is_none_or(|own| own == value);
+    let set = EngineSettings { args: set.clone() }.with(&BTreeMap::new()).args;
+    set.iter().all(is_absent_or_equal) && kept.settings.with(&set) == to.settings && kept.configured == to.configured
 }
 
 /// Begins a change and numbers it. With a `generation`, only while that configuration is in force.
@@ -124,4 +152,31 @@ pub(super) fn ensure_no_change(registry: &Registry, own: Option<&str>) -> Result
     let changed = registry.table().views().into_iter().find(|view| view.change.is_some()).map(|view| view.backend);
     let replaced = || registry.replaced().filter(|name| own != Some(&**name)).map(|name| name.to_string());
     changed.or_else(replaced).map_or(Ok(()), |other| Err(RestartBlocked::ChangeInProgress(other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_return_of_the_tuner_is_a_return_to_the_kept_engine_even_if_a_flag_had_its_default() {
+        let args = |pairs: &[(&str, i64)]| {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect()
+        };
+        let setup = |pairs: &[(&str, i64)]| Setup {
+            settings: EngineSettings { args: args(pairs) },
+            configured: "x".to_owned(),
+        };
+        let of = |kept: &[(&str, i64)], set: &[(&str, i64)], to: &[(&str, i64)]| {
+            is_return_to(&setup(kept), &args(set), &setup(to))
+        };
+        let back = [("max-num-seqs", 64)];
+        assert!(of(&[("max-num-seqs", 64), ("seed", 1)], &back, &[("max-num-seqs", 64), ("seed", 1)]));
+        assert!(of(&[("max_num_seqs", 64)], &back, &back), "another spelling");
+        assert!(of(&[("seed", 1)], &back, &[("max-num-seqs", 64), ("seed", 1)]), "the default");
+        assert!(!of(&[("max-num-seqs", 32)], &back, &back), "another value");
+        assert!(!of(&[("seed", 1)], &back, &[("max-num-seqs", 64), ("seed", 2)]), "another flag differs");
+        let elsewhere = Setup { configured: "y".to_owned(), ..setup(&back) };
+        assert!(!is_return_to(&elsewhere, &args(&back), &setup(&back)), "another configuration");
+    }
 }

@@ -126,7 +126,7 @@ fn write_stopped(journal: &Mutex<Journal>, mut record: JournalLine) -> std::io::
     let mut journal = journal.lock();
     let name = record.backend.clone();
     record.lifecycle.step = Step::Off;
-    (record.trace, record.at) = (None, jiff::Timestamp::now().to_string());
+    (record.trace, record.aside, record.at) = (None, None, jiff::Timestamp::now().to_string());
     journal.write(record)?;
     journal.forget(&name);
     Ok(())

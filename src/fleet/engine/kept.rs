@@ -174,49 +174,46 @@ async fn why_not_kept(context: &EngineContext) -> Option<&'static str> {
     since.is_none_or(|since| since.elapsed() > KEPT_MAX).then_some("it was kept for too long")
 }
 
-/// Takes over what an earlier gateway left: the port of the present engine, and the engine that
-/// sleeps next to it. Returns whether there is such an engine.
+/// Takes over what an earlier gateway left: the port of the `present` engine, and the engine that
+/// sleeps next to it. Returns whether one sleeps.
 pub(super) async fn recover(
     context: &EngineContext,
     present: Option<&EngineIdentity>,
     aside: Option<&EngineIdentity>,
 ) -> bool {
-    let port_of = |engine: Option<&EngineIdentity>| match engine {
-        Some(EngineIdentity::Process { port, .. }) => *port,
+    let home = context.driver();
+    let driver_of = |engine: Option<&EngineIdentity>| match engine {
+        Some(EngineIdentity::Process { port: Some(port), .. }) if home.port() != Some(*port) => home.beside(*port),
         _ => None,
     };
-    let on = |port: Option<u16>| -> Option<SharedDriver> {
-        let (driver, port) = (context.driver(), port?);
-        if driver.port() == Some(port) { None } else { driver.beside(port) }
-    };
-    let home = context.driver();
-    let sleeper = on(port_of(aside)).or_else(|| aside.map(|_| Arc::clone(&home)));
-    let present = on(port_of(present)).unwrap_or_else(|| Arc::clone(&home));
-    let Some((engine, sleeper)) = aside.zip(sleeper) else {
+    let present = driver_of(present).unwrap_or_else(|| Arc::clone(&home));
+    let sleeper = driver_of(aside).unwrap_or(home);
+    if !adopt_aside(context, &sleeper, aside).await {
         context.place(present, None);
         return false;
-    };
-    let found = match sleeper.adopt(engine).await {
-        Ok(found) => found,
+    }
+    // The next engine is still to start if the sleeping one has the configured port.
+    let is_taken = present.port() == sleeper.port();
+    let next = free_port(context).filter(|_| is_taken).and_then(|port| sleeper.beside(port));
+    context.place(next.unwrap_or(present), Some(sleeper));
+    true
+}
+
+async fn adopt_aside(context: &EngineContext, sleeper: &SharedDriver, aside: Option<&EngineIdentity>) -> bool {
+    let Some(engine) = aside else { return false };
+    match sleeper.adopt(engine).await {
+        Ok(true) => {
+            sleeper.set_aside(true);
+            context.state.lock().aside = Some((engine.clone(), Instant::now()));
+            true
+        }
+        Ok(false) => false,
         Err(failure) => {
             let name = context.spec().name.clone();
             tracing::error!(backend = %name, "it is not known whether an old engine sleeps: {failure}");
             false
         }
-    };
-    if !found {
-        context.place(present, None);
-        return false;
     }
-    sleeper.set_aside(true);
-    context.state.lock().aside = Some((engine.clone(), Instant::now()));
-    // Both cannot have the same port; without one of its own, the present engine is still to start.
-    let present = match present.port() == sleeper.port() {
-        true => free_port(context).and_then(|port| sleeper.beside(port)).unwrap_or(present),
-        false => present,
-    };
-    context.place(present, Some(sleeper));
-    true
 }
 
 impl EngineContext {

@@ -18,7 +18,7 @@ use sluice_config::{ArgValue, Backend, engine_name};
 use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::table::setting;
 use sluice_fleet::driver::EngineSettings;
-use sluice_fleet::{EngineView, RestartError, RestartRequest};
+use sluice_fleet::{EngineView, RestartError, RestartRequest, Trial};
 use sluice_gateway::pool::PoolView;
 use sluice_lab::forecast::{forecast, forecast_limits};
 use sluice_lab::scenario::argv;
@@ -167,10 +167,12 @@ impl TunerService {
             return Restarted::Blocked(format!("its kind of engine has no flag for {}", flag.name()));
         };
         let set = BTreeMap::from([(name.to_owned(), flag.written(value))]);
+        let returns = self.state.tuner.lock().engine_change().is_some_and(|change| change.from == value);
+        let trial = Some(if returns { Trial::Return } else { Trial::Begin });
         let started = match self
             .core
             .fleet
-            .restart(engine, RestartRequest { set, hold, trial: true, ..RestartRequest::default() })
+            .restart(engine, RestartRequest { set, hold, trial, ..RestartRequest::default() })
             .await
         {
             Ok(started) => started.change,
