@@ -3,8 +3,8 @@
 //! A restart begins under the rule of `sluice serve` ([`Replacement`]). The backend gets no new
 //! requests, requests in flight finish, the engine is gone for 60 s, and a new one with empty
 //! caches takes over. If vLLM refuses the new flags, the engine returns as it was. With
-//! `fleet.rollback = "wake"` a return to the flags before the change takes 5 s; memory is assumed to
-//! suffice. Forecasts are simulated at once, in separate runs.
+//! `fleet.rollback = "wake"` a return to the flags before the change takes 5 s; memory is assumed
+//! to suffice. Forecasts are simulated at once, in separate runs.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -33,8 +33,8 @@ use sluice_online::tuner::report::TunerReport;
 
 /// Time from the last request to readiness, for an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
-/// The same for an old engine that is kept asleep (`fleet.rollback = "wake"`): the new one is stopped,
-/// and the old one wakes.
+/// The same for an old engine that is kept asleep (`fleet.rollback = "wake"`): the new one is
+/// stopped, and the old one wakes.
 const WAKE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Changes of settings with `fleet.rollback = "wake"`: the old engine sleeps next to the new one, and
-//! its process serves again when the change fails or is taken back.
+//! Changes of settings with `fleet.rollback = "wake"`: the old engine sleeps next to the new one,
+//! and its process serves again when the change fails or is taken back.
 //!
 //! Two simulated engines under load. Their GPUs are lock files, so an engine that is awake keeps
 //! another one from starting. `nvidia-smi` is a script that shows the memory in a file.

@@ -141,7 +141,7 @@ pub(super) async fn change(
     // Shows now whether the journal can be written. If a later write fails, the change fails.
     handle.context.write_journal().await.map_err(RestartError::NotSaved)?;
     let id = registry.next_change();
-    let keep = request.keep.filter(|_| may_keep(&handle.context));
+    let keep = request.keep.filter(|_| request.to != handle.context.setup() && may_keep(&handle.context));
     handle.change(ChangeRequest { id, keep, ..request }).await?;
     Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })
 }

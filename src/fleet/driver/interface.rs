@@ -180,8 +180,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Checks that an engine with these settings gets as much memory of the devices next to the
-    /// present users as it would get alone.
+    /// Checks that an engine with these settings can run next to the present one, and gets as much
+    /// memory of the devices next to the present users as it would get alone.
     ///
     /// # Errors
     /// Why it would not, or why that is unknown.

@@ -3,10 +3,12 @@
 //! The old engine is kept only if that does not change the trial: next to it, the new engine must
 //! get its full `gpu-memory-utilization`, measured after the old one fell asleep. Otherwise the old
 //! engine is stopped, as without the setting. The host must have memory for the weights and
-//! [`HOST_RESERVE`] more; if less than half of the reserve is left later, the old engine is stopped.
+//! [`HOST_RESERVE`] more; if less than half of the reserve is left later, the old engine is
+//! stopped.
 //!
-//! The new engine listens on another port, to which the [`Connector`] sends connections. The journal
-//! has the identity of both engines. Bounds: one kept engine for each engine, for [`KEPT_MAX`].
+//! The new engine listens on another port, to which the [`Connector`] sends connections. The
+//! journal has the identity of both engines. Bounds: one kept engine for each engine, for
+//! [`KEPT_MAX`].
 
 use std::convert::Infallible;
 use std::net::TcpListener;
@@ -29,17 +31,28 @@ const KEPT_MAX: Duration = Duration::from_secs(24 * 3_600);
 /// Pause between two looks at a kept engine.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Whether the old engine may be kept in a change of this engine.
+/// Whether the old engine may be kept in a change of this engine. Logs why not, if the
+/// configuration asks for it.
 pub(crate) fn may_keep(context: &EngineContext) -> bool {
     let (spec, driver) = (context.spec(), context.driver());
-    spec.rules.rollback == Rollback::Wake
-        && driver.port().is_some()
-        && driver.sleeps(&context.settings())
-        // The turns of a device have their own rules, and the ranks of a server have their own addresses.
-        && spec.share().is_none()
-        && spec.address.rank.is_none()
-        // Other gateways would connect to the old port.
-        && !context.others.exist()
+    if spec.rules.rollback != Rollback::Wake {
+        return false;
+    }
+    let why = if driver.port().is_none() {
+        "the gateway does not start its process"
+    } else if !driver.sleeps(&context.settings()) {
+        "it cannot sleep; set enable-sleep-mode = true in launch.args"
+    } else if spec.share().is_some() {
+        "it takes turns on its device (launch.share)"
+    } else if spec.address.rank.is_some() {
+        "it has several ranks"
+    } else if context.others.exist() {
+        "other gateways connect to its port"
+    } else {
+        return true;
+    };
+    tracing::info!(backend = %spec.name, "the old engine is stopped in spite of fleet.rollback: {why}");
+    false
 }
 
 /// Puts the old engine to sleep, and makes room for another one next to it.
@@ -55,9 +68,7 @@ pub(super) async fn put_aside(context: &EngineContext) -> Result<(), StepFailure
     let home = context.spec().address.endpoint.port;
     let port = if driver.port() == Some(home) { free_port(context) } else { Some(home) };
     let port = port.ok_or_else(|| refused("no port of fleet.ports is free".to_owned()))?;
-    let beside = driver.beside(port);
-    let beside =
-        beside.ok_or_else(|| refused("launch.args or launch.command sets a port; use launch.port".to_owned()))?;
+    let beside = driver.beside(port).ok_or_else(|| refused("its driver runs one engine only".to_owned()))?;
     // From here on without a wait: all of it happens, or none.
     driver.set_aside(true);
     {

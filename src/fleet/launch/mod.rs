@@ -17,7 +17,7 @@ pub use checks::adapter_rank;
 pub(crate) use installed_flags::InstalledFlagsCache;
 pub use plan::check_values;
 pub(crate) use plan::{
-    LaunchPlan, gpus, is_free_to_listen, max_adapter_rank, memory_share, schedules_by_priority, sequences, sleeps,
+    LaunchPlan, can_run_twice, gpus, max_adapter_rank, memory_share, schedules_by_priority, sequences, sleeps,
 };
 pub(crate) use program::find_program;
 

@@ -65,10 +65,11 @@ pub(crate) fn gpus(launch: &Launch, settings: &EngineSettings) -> u64 {
     sizes.iter().map(of).fold(1, u64::saturating_mul)
 }
 
-/// Whether the engine listens on any port that the plan gives it: the configuration writes no
-/// `--port`.
-pub(crate) fn is_free_to_listen(launch: &Launch) -> bool {
-    EffectiveFlags::new(&launch.command, &launch.args).text("port").is_none()
+/// Whether two engines of these flags can run next to each other: no flag fixes a port. The ranks of
+/// a server use fixed ports among themselves.
+pub(crate) fn can_run_twice(launch: &Launch, settings: &EngineSettings) -> bool {
+    let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
+    flags.text("port").is_none() && flags.int("data-parallel-size").unwrap_or(1) <= 1
 }
 
 /// The flag of an engine that can sleep.

@@ -32,7 +32,7 @@ use crate::driver::{
     PortOwner, Redactor, SharedDriver, StartProgress, StopRules, Stopped,
 };
 use crate::launch::{
-    InstalledFlagsCache, LaunchPlan, gpus, is_free_to_listen, max_adapter_rank, memory_share, schedules_by_priority,
+    InstalledFlagsCache, LaunchPlan, can_run_twice, gpus, max_adapter_rank, memory_share, schedules_by_priority,
     sequences, sleeps,
 };
 use device::{Devices, MemoryInUse};
@@ -198,10 +198,8 @@ impl Driver for ProcessDriver {
 
     fn beside(&self, port: u16) -> Option<SharedDriver> {
         let launch = Launch { port, ..self.launch.clone() };
-        is_free_to_listen(&launch).then(|| {
-            let folder = (self.folder.clone(), !self.is_second);
-            Arc::new(Self::numbered(self.engine, &self.name, launch, folder)) as SharedDriver
-        })
+        let folder = (self.folder.clone(), !self.is_second);
+        Some(Arc::new(Self::numbered(self.engine, &self.name, launch, folder)))
     }
 
     fn port(&self) -> Option<u16> {
@@ -213,6 +211,9 @@ impl Driver for ProcessDriver {
     }
 
     async fn check_room(&self, settings: &EngineSettings) -> Result<(), String> {
+        if !can_run_twice(&self.launch, settings) {
+            return Err("its flags fix ports (port, data-parallel-size)".to_owned());
+        }
         let share = memory_share(&self.launch, settings).ok_or("the memory that it takes of the devices is unknown")?;
         self.devices.check_room(share).await
     }

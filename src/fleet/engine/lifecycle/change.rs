@@ -6,7 +6,24 @@
 use serde::{Deserialize, Serialize};
 
 use super::blocked::RestartBlocked;
-use super::kept::Keep;
+
+/// How long an old engine is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Keep {
+    /// Until the new settings have settled.
+    Settling,
+    /// Until they have settled, and the tuner has ended the change.
+    Trial,
+}
+
+/// An engine that sleeps next to the present one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Kept<S> {
+    /// The settings that it runs with.
+    pub(crate) setup: S,
+    pub(crate) keep: Keep,
+}
 
 /// A requested change.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,31 +2,12 @@
 //! is a wake instead of a start.
 //!
 //! The change puts the drained engine to sleep, and starts another one next to it. Where the next
-//! start would bring up the old settings, the old engine wakes: after a failed start, a crash before
-//! the new settings have settled, or a change back. A wake that fails becomes a start. At most one
-//! engine is kept; a second change before the first has settled keeps the first one's.
+//! start would bring up the old settings, the old engine wakes: after a failed start, a crash
+//! before the new settings have settled, or a change back. A wake that fails becomes a start. At
+//! most one engine is kept: a second change, before the first has settled, keeps no other.
 
-use serde::{Deserialize, Serialize};
-
+use super::change::{Keep, Kept};
 use super::{AfterStop, Lifecycle, Step};
-
-/// How long an old engine is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Keep {
-    /// Until the new settings have settled.
-    Settling,
-    /// Until they have settled, and the tuner has ended the change.
-    Trial,
-}
-
-/// An engine that sleeps next to the present one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Kept<S> {
-    /// The settings that it runs with.
-    pub(crate) setup: S,
-    pub(crate) keep: Keep,
-}
 
 impl<S: Clone + PartialEq> Lifecycle<S> {
     /// Whether the drained engine is put to sleep instead of being stopped.

@@ -15,8 +15,8 @@
 //! ```
 //!
 //! Each step has one effect (`engine::effects`); then [`Lifecycle::on`] decides the next step.
-//! - An engine starts only after a confirmed stop: never two of one backend or on one device, except
-//!   for one that is kept asleep ([`kept`]).
+//! - An engine starts only after a confirmed stop: never two of one backend or on one device,
+//!   except for one that is kept asleep ([`kept`]).
 //! - A planned change stops an engine when it is drained and others serve the models (not with
 //!   `hold`). If the drain takes too long, the change is given up (not with `cut`).
 //! - Settings are `good` once they served for the settling time. A failed change returns to the
@@ -39,8 +39,7 @@ use sluice_gateway::pool::Cordon;
 
 pub use blocked::RestartBlocked;
 pub use change::ChangeRefused;
-pub(crate) use change::{Change, ChangeRequest, EndedChange, Outcome, TakenBack};
-pub(crate) use kept::{Keep, Kept};
+pub(crate) use change::{Change, ChangeRequest, EndedChange, Keep, Kept, Outcome, TakenBack};
 pub(crate) use recovery::{Difference, Recovery, Survivor};
 pub use step::Step;
 
