@@ -82,7 +82,7 @@ impl LabTuner {
     }
 
     /// The time of a restart from one setup to another. Keeps the old engine, or wakes a kept one.
-    fn restart_takes(&mut self, engine: usize, to: Option<&EngineSetup>) -> Duration {
+    pub(crate) fn restart_takes(&mut self, engine: usize, to: Option<&EngineSetup>) -> Duration {
         let is_kept = to.is_some_and(|to| self.kept.get(&engine) == Some(&to.flags()));
         if is_kept {
             self.kept.remove(&engine);

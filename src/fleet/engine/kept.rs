@@ -172,17 +172,29 @@ pub(super) async fn watch(context: &Arc<EngineContext>) -> Infallible {
 /// Why the kept engine must be stopped now; `None` also without one.
 async fn why_not_kept(context: &EngineContext) -> Option<&'static str> {
     let driver = context.drivers.lock().aside.clone()?;
-    if driver.status().await != EngineStatus::Running {
-        return Some("it has ended");
+    let (runs, available) = (driver.status().await == EngineStatus::Running, available_memory());
+    let state = context.state.lock();
+    let kept_for = state.aside.as_ref().map(|(_, since)| since.elapsed());
+    why_stop(runs, state.lifecycle.is_done_with_kept(), kept_for, available)
+}
+
+fn why_stop(
+    runs: bool,
+    is_done_with: bool,
+    kept_for: Option<Duration>,
+    available: Option<u64>,
+) -> Option<&'static str> {
+    if !runs {
+        Some("it has ended")
+    } else if is_done_with {
+        Some("the new settings have settled")
+    } else if available.is_some_and(|available| available < HOST_RESERVE / 2) {
+        Some("the memory of the host is short")
+    } else if kept_for.is_none_or(|kept_for| kept_for > KEPT_MAX) {
+        Some("it was kept for too long")
+    } else {
+        None
     }
-    if context.state.lock().lifecycle.is_done_with_kept() {
-        return Some("the new settings have settled");
-    }
-    if available_memory().is_some_and(|available| available < HOST_RESERVE / 2) {
-        return Some("the memory of the host is short");
-    }
-    let since = context.state.lock().aside.as_ref().map(|(_, since)| *since);
-    since.is_none_or(|since| since.elapsed() > KEPT_MAX).then_some("it was kept for too long")
 }
 
 /// Takes over what an earlier gateway left: the port of the `present` engine, and the engine that
@@ -260,5 +272,21 @@ mod tests {
         assert!(check_host(None, gib(19)).unwrap_err().contains("log"));
         assert!(check_host(gib(1), None).unwrap_err().contains("cannot be read"));
         assert!(check_host(Some(u64::MAX), gib(1)).is_err());
+    }
+
+    #[test]
+    fn an_old_engine_is_kept_while_it_runs_is_needed_and_leaves_memory_to_others() {
+        let (short, long) = (Some(Duration::from_secs(60)), Some(KEPT_MAX + Duration::from_secs(1)));
+        let plenty = Some(HOST_RESERVE);
+        assert_eq!(why_stop(true, false, short, plenty), None);
+        assert_eq!(why_stop(true, false, short, None), None, "the memory cannot be read");
+        for (why, part) in [
+            (why_stop(false, false, short, plenty), "ended"),
+            (why_stop(true, true, short, plenty), "settled"),
+            (why_stop(true, false, short, Some(HOST_RESERVE / 2 - 1)), "memory"),
+            (why_stop(true, false, long, plenty), "too long"),
+        ] {
+            assert!(why.is_some_and(|why| why.contains(part)), "{part}: {why:?}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use crate::forecast::{forecast, forecast_limits};
 use crate::tuning::{LabDeployment, LabTuner};
 use crate::upstream::LabUpstream;
 use crate::{Lab, LabFile, LabRun, Scenario, run};
-use sluice_config::{DailyWindow, Rollback};
+use sluice_config::DailyWindow;
 use sluice_gateway::flow::{Flow, LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{Admission, AdmissionDecision, AdmissionRequest, Bound, Irreplaceable, Need};
 use sluice_online::engines::flags::EngineFlag;
@@ -325,21 +325,16 @@ fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_t
     }
 }
 
-#[test]
-fn an_old_engine_that_is_kept_asleep_returns_sooner() {
-    let undone = |rollback| {
-        let mut lab = lab("{ max-num-seqs = 64 }", "[\"gpu-memory-utilization\"]", "12m", (5.0, 0.01), 5);
-        let config = Arc::make_mut(&mut lab.config);
-        config.fleet.rollback = rollback;
-        set_slots(&mut lab, 6);
-        lab.forecaster = Some(Forecaster { flags: promises, limits: None });
-        let fault = PlantedFault::CrashesAt(4);
-        lab.plants = vec![Plant { flag: EngineFlag::GpuMemoryUtilization, value: 0.87, fault }];
-        let run = run(&lab, 1).unwrap();
-        let at = |kind| run.tuning.iter().find(|event| event.kind == kind).map(|event| event.at);
-        (at(EventKind::Tried), at(EventKind::Undone).expect("the change was not undone"))
-    };
-    let ((tried, started), (tried_as_well, woken)) = (undone(Rollback::Start), undone(Rollback::Wake));
-    assert_eq!(tried, tried_as_well);
-    assert!((50.0..60.0).contains(&(started - woken)), "undone after {started} s and {woken} s");
+#[tokio::test(start_paused = true)]
+async fn an_old_engine_that_is_kept_asleep_returns_sooner() {
+    let lab = lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "1m", (1.0, 1.0), 400);
+    let recorder = LastRecord::new(Instant::now());
+    let mut own = LabTuner::new(&lab, recorder.observer()).expect("it acts");
+    let old = &lab.engines[0];
+    let new = old.with_flag(EngineFlag::MaxNumSeqs, 8.0).unwrap();
+    let start = own.restart_takes(0, Some(&new));
+    assert_eq!(own.restart_takes(1, Some(old)), start, "another engine");
+    let wake = own.restart_takes(0, Some(old));
+    assert!(wake < start / 4, "{wake:?} and {start:?}");
+    assert_eq!(own.restart_takes(0, Some(old)), start, "none is kept any more");
 }
