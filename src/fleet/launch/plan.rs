@@ -65,8 +65,8 @@ pub(crate) fn gpus(launch: &Launch, settings: &EngineSettings) -> u64 {
     sizes.iter().map(of).fold(1, u64::saturating_mul)
 }
 
-/// Whether two engines of these flags can run next to each other: no flag fixes a port. The ranks of
-/// a server use fixed ports among themselves.
+/// Whether two engines of these flags can run next to each other: no flag fixes a port. The ranks
+/// of a server use fixed ports among themselves.
 pub(crate) fn can_run_twice(launch: &Launch, settings: &EngineSettings) -> bool {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     flags.text("port").is_none() && flags.int("data-parallel-size").unwrap_or(1) <= 1
