@@ -102,7 +102,7 @@ impl RestartOptions {
             Ok((name, value))
         };
         let set = set.into_iter().map(flag).collect::<Result<_, RestartOptionsError>>()?;
-        Ok(RestartRequest { set, reset, hold, cut })
+        Ok(RestartRequest { set, reset, hold, cut, trial: None })
     }
 }
 

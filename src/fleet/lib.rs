@@ -31,7 +31,8 @@ mod state_folder;
 mod trial_engines;
 
 pub use coordinator::{
-    ChangeStarted, DriverMaker, EngineBusy, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, unattended,
+    ChangeStarted, DriverMaker, EngineBusy, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, Trial,
+    unattended,
 };
 pub use detached::start_detached;
 pub use devices::{DeviceFindings, InstalledDevices, check_devices, names_devices};

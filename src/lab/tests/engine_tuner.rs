@@ -323,3 +323,17 @@ fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_t
         assert_eq!(lost(&run), 0, "{fault:?}: {:#?}", run.tuning);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_old_engine_that_is_kept_asleep_returns_sooner() {
+    let lab = lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "1m", (1.0, 1.0), 400);
+    let recorder = LastRecord::new(Instant::now());
+    let mut own = LabTuner::new(&lab, recorder.observer()).expect("it acts");
+    let old = &lab.engines[0];
+    let new = old.with_flag(EngineFlag::MaxNumSeqs, 8.0).unwrap();
+    let start = own.restart_takes(0, Some(&new));
+    assert_eq!(own.restart_takes(1, Some(old)), start, "another engine");
+    let wake = own.restart_takes(0, Some(old));
+    assert!(wake < start / 4, "{wake:?} and {start:?}");
+    assert_eq!(own.restart_takes(0, Some(old)), start, "none is kept any more");
+}

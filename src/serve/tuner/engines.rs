@@ -18,7 +18,7 @@ use sluice_config::{ArgValue, Backend, engine_name};
 use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::table::setting;
 use sluice_fleet::driver::EngineSettings;
-use sluice_fleet::{EngineView, RestartError, RestartRequest};
+use sluice_fleet::{EngineView, RestartError, RestartRequest, Trial};
 use sluice_gateway::pool::PoolView;
 use sluice_lab::forecast::{forecast, forecast_limits};
 use sluice_lab::scenario::argv;
@@ -167,11 +167,17 @@ impl TunerService {
             return Restarted::Blocked(format!("its kind of engine has no flag for {}", flag.name()));
         };
         let set = BTreeMap::from([(name.to_owned(), flag.written(value))]);
-        let started =
-            match self.core.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await {
-                Ok(started) => started.change,
-                Err(error) => return refused(&error),
-            };
+        let returns = self.state.tuner.lock().engine_change().is_some_and(|change| change.from == value);
+        let trial = Some(if returns { Trial::Return } else { Trial::Begin });
+        let started = match self
+            .core
+            .fleet
+            .restart(engine, RestartRequest { set, hold, trial, ..RestartRequest::default() })
+            .await
+        {
+            Ok(started) => started.change,
+            Err(error) => return refused(&error),
+        };
         loop {
             tokio::time::sleep(POLL).await;
             let views = self.core.fleet.views();
@@ -187,6 +193,15 @@ impl TunerService {
                 _ => Restarted::Failed(why()),
             };
         }
+    }
+
+    /// Old engines are kept asleep for the change under way only.
+    pub(super) fn end_trials(&self) {
+        let under_way = self.state.tuner.lock().engine_change().cloned();
+        self.core.fleet.end_trials(|engine| {
+            let parts = engine.split_once('/').zip(under_way.as_ref());
+            parts.is_some_and(|((pool, own), change)| change.pool == pool && change.backends.iter().any(|of| of == own))
+        });
     }
 
     fn kind_of(&self, engine: &str) -> Option<EngineKind> {

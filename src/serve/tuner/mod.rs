@@ -39,7 +39,10 @@ async fn keep_tuning(service: Arc<TunerService>, mut end: watch::Receiver<bool>)
         let mut looking = live.clone();
         // A look takes the lock of admission, and a change rebuilds the routing table.
         match tokio::task::spawn_blocking(move || drive::look(&mut looking)).await {
-            Ok(orders) => drive::carry_out(&mut live, orders),
+            Ok(orders) => {
+                live.0.end_trials();
+                drive::carry_out(&mut live, orders);
+            }
             Err(error) => tracing::error!(%error, "the tuner failed"),
         }
     }
