@@ -3,7 +3,7 @@
 //! As in vLLM, an adapter gets a slot with the first request for it, and keeps the slot until no
 //! request for it is left and another adapter needs one. Requests for an adapter without a slot
 //! wait until one is free. The order of grants shows which adapters have slots; the last probe
-//! shows the number of slots. Bound: [`RECENT`] adapters without requests.
+//! shows the number of slots. Bound: [`RECENT`] adapters, or more if more have requests.
 
 use smallvec::SmallVec;
 
@@ -41,7 +41,8 @@ impl AdapterSlots {
         self.slots = Some(slots);
     }
 
-    /// Forgets a replaced engine, except requests in flight.
+    /// Forgets the slots and adapters of a replaced engine, except adapters with requests in
+    /// flight.
     pub(super) fn clear(&mut self) {
         self.slots = None;
         self.recent.retain(|(_, requests)| *requests > 0);

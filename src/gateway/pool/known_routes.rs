@@ -1,8 +1,8 @@
 //! The routes that an engine has, as far as known.
 //!
-//! After a refusal, an engine is asked for the page of routes. The refusal itself shows that the
-//! engine lacks one route: a *denial*. Page and denial expire, because a proxy may have refused the
-//! request, or another version may run by now: a denial counts for [`DENIED_FOR`], a page for
+//! After a refusal, the gateway reads the engine's page of routes. The refusal itself shows that
+//! the engine lacks one route: a *denial*. Page and denial expire, because a proxy may have refused
+//! the request, or another version may run by now. A denial counts for [`DENIED_FOR`], a page for
 //! [`READ_FOR`]. One request may then be refused again, and moves to another engine. Bound: one
 //! denial for each route.
 

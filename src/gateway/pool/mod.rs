@@ -20,9 +20,9 @@
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
 //!
-//! [`admission`] combines them. No clock and no I/O: tests run the whole folder on virtual time,
-//! and a property test drives it through any order of entering, leaving, finishing, resizing and
-//! draining.
+//! [`admission`] combines them. The folder reads no clock and does no I/O, so tests run it on
+//! virtual time, and a property test drives it through any order of entering, leaving, finishing,
+//! resizing and draining.
 
 mod settled;
 pub mod queue;
