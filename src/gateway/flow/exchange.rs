@@ -35,7 +35,7 @@ impl ResponseHead {
         self.status.is_success() && essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
     }
 
-    /// Whether the body is compressed, although the gateway did not ask for it.
+    /// Whether the body is compressed, although the gateway did not ask for compression.
     pub fn is_coded(&self) -> bool {
         let identity = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
         self.headers.get_all(CONTENT_ENCODING).iter().any(|value| !identity(value))
@@ -70,7 +70,7 @@ pub struct UpstreamRequest {
     /// The body, in pieces.
     pub body: EditedBody,
     /// The body as it would be without the experiment that the request is in, if that is another
-    /// body; sent when the arm cannot serve the request.
+    /// body. It is sent when the arm cannot serve the request.
     pub body_without_arm: Option<EditedBody>,
 }
 
@@ -155,7 +155,7 @@ pub trait Exchange: Send {
     /// Cancel safe.
     fn body(&mut self, into: &mut BytesMut) -> impl Future<Output = Result<bool, ExchangeError>> + Send;
 
-    /// Whether the bytes read so far were the last ones: [`Exchange::body`] will return `false`
+    /// Whether the bytes read so far were the last ones. If so, [`Exchange::body`] returns `false`
     /// without waiting.
     fn at_end(&self) -> bool;
 

@@ -12,7 +12,8 @@
 //! limit on tokens, each token moves the due time on, and a minute's tokens may be used at once.
 //! `key_rate.rs` has limits per day, `key_share.rs` limits that gateways share.
 //!
-//! Bounds: at most `MAX_KEYS` digests, the configured ones.
+//! Bounds: the digests of at most `MAX_KEYS` configured keys, and of removed keys that still have
+//! requests in flight.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -210,7 +211,8 @@ impl Keyring {
         !self.0.is_empty()
     }
 
-    /// The first configured key among the keys that a client sent; `None` if none is required.
+    /// The first configured key among the keys that a client sent; `None` if the gateway requires
+    /// no key.
     pub fn authenticate<'a>(&self, sent: impl IntoIterator<Item = &'a str>) -> Result<Option<ApiKey>, KeyError> {
         if !self.is_required() {
             return Ok(None);

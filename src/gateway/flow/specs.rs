@@ -2,8 +2,8 @@
 //! admission.
 //!
 //! Admission knows no file, key or default. It gets limits, order, weight and address per pool, in
-//! the order of the configuration. Pure. Every valid configuration has a translation, so nothing
-//! fails here.
+//! the order of the configuration. The functions are pure. Every valid configuration has a
+//! translation, so nothing fails here.
 
 use std::sync::Arc;
 use std::time::Duration;

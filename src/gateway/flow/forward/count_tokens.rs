@@ -1,5 +1,5 @@
 //! Counts tokens before another engine continues an answer, so that limits and usage count the
-//! whole. The gateway asks the engine that continues the answer (`/tokenize`).
+//! whole. The gateway asks the engine that continues the answer (`/tokenize`) to count:
 //!
 //! - The prompt as the client sent it, if the client requested usage: an engine reports the
 //!   prompt's tokens at the end of a stream, so the number is lost with an engine that fails. The
@@ -10,9 +10,9 @@
 //! - The text so far, if there are stop strings: the count of the engine that failed includes text
 //!   that it held back, and the next engine generates this text again.
 //!
-//! If `/tokenize` does not answer, the numbers are estimates: the second prompt less the tokens so
-//! far, and one token for each event. Bounds: [`TIMEOUT`] of additional pause, [`ANSWER_MAX`] bytes
-//! of an answer.
+//! If `/tokenize` does not answer, the numbers are estimates: the prompt of the continuation less
+//! the tokens so far, and one token for each event. Bounds: [`TIMEOUT`] of additional pause,
+//! [`ANSWER_MAX`] bytes of an answer.
 
 use std::time::Duration;
 
@@ -122,7 +122,8 @@ fn to_tokenize(answer: &Answer, identity: &Identity) -> Option<Bytes> {
     serde_json::to_vec(&request).ok().map(Bytes::from)
 }
 
-/// Whether `/tokenize` reads the same prompt in the body as the route that it was sent to.
+/// Whether `/tokenize` reads the same prompt in the body as the route to which the client sent the
+/// body.
 fn is_read_alike(body: &[u8]) -> Result<bool, ScanError> {
     let mut is_alike = true;
     Scanner::new(body).object(|scanner, key| {

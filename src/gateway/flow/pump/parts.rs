@@ -56,8 +56,8 @@ pub(super) const STREAM_MAX: usize = 1 << 20;
 const BLOCK: usize = 8 << 10;
 /// The most bytes of the backlog in one write.
 const PIECE: usize = 2 << 10;
-/// Bytes of one write that do not come from the backlog. A read may return more; the rest joins the
-/// backlog when the client does not take the first write.
+/// The most bytes of one write that do not come from the backlog. A read may return more; the rest
+/// joins the backlog when the client does not take the first write.
 const WRITE_MAX: usize = 16 << 10;
 
 #[derive(Default)]
