@@ -22,8 +22,8 @@ use sluice_core::openai::{NotContinued, Refusal};
 pub(super) enum AttemptResult<X> {
     /// The request is over. The record has the outcome.
     Finished,
-    /// Nothing has reached the client: the request may be sent to another backend.
-    /// Boxed, because it is large and rare.
+    /// The attempt failed. The request may be sent to another backend, or another engine may
+    /// continue the stream. Boxed, because it is large and rare.
     Failed(Box<FailedAttempt<X>>),
 }
 
@@ -47,8 +47,8 @@ pub(super) struct FailedAttempt<X> {
     pub(super) continues: bool,
     /// Why no engine may continue the stream after this attempt to continue it.
     pub(super) why_not: Option<NotContinued>,
-    /// Nothing has failed: the engine leaves service, and serves the stream until another engine
-    /// has room.
+    /// Nothing has failed: the engine leaves service, and keeps serving the stream until another
+    /// engine has room.
     pub(super) is_move: bool,
 }
 

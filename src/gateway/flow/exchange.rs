@@ -27,8 +27,8 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Whether the response is a stream of events. Media types have no case, and parameters may
-    /// follow.
+    /// Whether the response is a stream of events. The case of letters in a media type does not
+    /// matter, and parameters may follow.
     pub fn is_event_stream(&self) -> bool {
         let kind = self.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
         let essence = kind.split(|byte| *byte == b';').next().unwrap_or_default();
@@ -100,8 +100,8 @@ pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
     fn head(&mut self, head: ResponseHead) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// Sends body bytes without delay. Only if `more` is set may they be held back, because more
-    /// bytes or [`Downstream::finish`] follow at once.
+    /// Sends body bytes without delay. If `more` is set, more bytes or [`Downstream::finish`]
+    /// follow at once, and the bytes may be held back until then.
     fn body(&mut self, bytes: Bytes, more: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// Ends a complete response.
@@ -134,9 +134,9 @@ pub trait Upstream: Send + Sync + 'static {
 /// Which connection a request may be sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// An idle one, or a new one if there is none.
+    /// An idle connection, or a new one if there is none.
     Any,
-    /// A new one.
+    /// A new connection.
     New,
 }
 

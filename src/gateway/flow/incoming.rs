@@ -44,7 +44,7 @@ pub struct IncomingRequest {
     pub upstream_id: Arc<str>,
     /// The trace that the request belongs to; `None`: the trace is unknown and not sampled.
     pub trace: Option<Box<RequestTrace>>,
-    /// The configuration to route by.
+    /// The configuration that the request is routed by.
     pub routing: Arc<RoutingTable>,
     /// The client's address, if the access log or the records need it.
     pub client: Option<IpAddr>,

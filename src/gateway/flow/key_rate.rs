@@ -33,7 +33,7 @@ const STEPS: usize = (DAY.as_secs() / STEP.as_secs()) as usize + 1;
 
 /// Output tokens expected of a sequence whose key has no history: a long answer with reasoning.
 const UNKNOWN_OUTPUT: u64 = 16_384;
-/// If the key's limit is small, this many such sequences take all of it.
+/// If the key's limit is small, this number of such sequences takes all of it.
 const UNKNOWN_AT_ONCE: u64 = 2;
 /// As [`UNKNOWN_OUTPUT`], for keys that have had a complete response. A stream with 34 tokens a
 /// second generates as much in a minute, so a key with shorter answers can still use the whole

@@ -404,7 +404,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         };
         let request = std::mem::take(self.request);
         if self.kept.is_some() {
-            // A copy, because the received buffer counts as the memory of requests that wait.
+            // The kept request has a copy of the body, because the received buffer counts as the
+            // memory of requests that wait.
             *self.request = UpstreamRequest { body: request.body.detached(), body_without_arm: None, ..request };
         }
         let preamble = Bytes::from(std::mem::take(&mut self.preamble));

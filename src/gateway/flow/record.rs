@@ -311,7 +311,8 @@ impl Record {
 
     fn observation(&self, assigned: &Assigned) -> Observation {
         let stats = self.stats.as_ref().filter(|_| self.generates());
-        // The latencies of a continued stream include the failure of an engine.
+        // The latencies of a continued stream include the failure of an engine, or the move to
+        // another one.
         let timed = |value: Option<f64>| value.filter(|_| self.continued == 0);
         let completed = stats.filter(|_| self.outcome == Outcome::Completed);
         let seconds = |time: Duration| time.as_secs_f64();

@@ -19,8 +19,8 @@ const TEMPLATE_TOKENS: u64 = 16_384;
 /// The context limit of an engine that reports none, and the highest limit that is believed. It is
 /// above the longest of today (10M).
 const CONTEXT_MAX: u64 = 1 << 24;
-/// How often an engine may generate for one request of `/v1/responses`. It calls tools, reads the
-/// whole conversation again each time, and adds up the tokens of all turns.
+/// How often an engine may generate for one request of `/v1/responses`. The engine calls tools,
+/// reads the whole conversation again each time, and adds up the tokens of all turns.
 const TURNS_MAX: u64 = 32;
 /// Factor on the permitted output, because engines may count a stop token, or drafted tokens.
 const OUTPUT_SLACK: u64 = 2;

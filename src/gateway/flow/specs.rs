@@ -28,7 +28,7 @@ pub fn health_rules(health: &sluice_config::Health) -> HealthRules {
     }
 }
 
-/// How long requests wait while no engine of the pool runs; `None`: not at all.
+/// How long requests wait while no engine of the pool runs; `None`: they do not wait.
 fn hold(pool: &sluice_config::Pool, fleet: &sluice_config::Fleet) -> Option<Duration> {
     let takes_turns = |backend: &sluice_config::Backend| match &backend.target {
         Target::Launch(launch) => launch.share.is_some(),

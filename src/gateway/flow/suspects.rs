@@ -11,8 +11,8 @@
 //! while more than [`FEW`] other requests go on, is no death.
 //!
 //! An engine seldom dies of a stream that it had decoded for a while, and a client waits in the
-//! middle of it. So continued streams have separate turns: one at a time at first, and one more at
-//! a time for each stream that got a token, until an engine dies again.
+//! middle of it. So continued streams have separate turns. At first there is one turn at a time.
+//! Each stream that gets a token allows one more turn at the same time, until an engine dies again.
 //!
 //! Bodies are recognised by a keyed hash of the length and of at most [`SAMPLES`] + 2 parts of
 //! [`PART`] bytes. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects on engines, [`BREAKS`]

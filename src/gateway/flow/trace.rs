@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use sluice_core::base::{Rng, TraceParent};
 
-/// Header with the trace, the sender's span and whether it is sampled.
+/// Header with the trace, the sender's span, and whether the trace is sampled.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with data that tracing systems add. Passed on unchanged.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -94,7 +94,7 @@ impl RequestTrace {
         if self.from_client { self.context.child(0) } else { self.context }
     }
 
-    /// The span of the client.
+    /// The client's span; `None` if the client sent no trace.
     pub fn parent(&self) -> Option<u64> {
         self.from_client.then_some(self.context.span)
     }

@@ -3,7 +3,8 @@
 //! As in vLLM, an adapter gets a slot with the first request for it, and keeps the slot until no
 //! request for it is left and another adapter needs one. Requests for an adapter without a slot
 //! wait until one is free. The order of grants shows which adapters have slots; the last probe
-//! shows the number of slots. Bound: [`RECENT`] adapters, or more if more have requests.
+//! shows the number of slots. Bound: [`RECENT`] adapters, unless more of them have requests in
+//! flight.
 
 use smallvec::SmallVec;
 

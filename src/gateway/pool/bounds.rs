@@ -150,7 +150,7 @@ impl Bounds {
         limit.map_or(u64::MAX, |limit| limit.tokens.saturating_sub(used.tokens))
     }
 
-    /// The limits that apply to copies, which the trial does not lower.
+    /// The limits that apply to copies: the limits in force without the trial.
     pub(super) fn of_copies(&self) -> BackendLimits {
         let slots = self.configured.slots;
         let slots = self.ceiling.map_or(slots, |ceiling| slots.min(ceiling).max(1));

@@ -97,7 +97,7 @@ pub struct CapacityUsage {
     pub long_prefills: u32,
 }
 
-/// The amounts that were taken for one lease and go back.
+/// The amounts that were taken for one lease. They go back when it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
     slots: u32,
@@ -143,7 +143,7 @@ impl Allocation {
 /// Whether a backend has room for a need now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// Yes.
+    /// There is room.
     Room,
     /// Only a prefill permit is missing. Later requests that need no permit may go first without
     /// delaying this one.
@@ -196,8 +196,7 @@ impl CapacityUsage {
         allocation
     }
 
-    /// The engine should have `cached` tokens of the prompt that was just taken in the prefix
-    /// cache.
+    /// The engine's prefix cache should have `cached` tokens of the prompt that was just taken.
     pub fn expect_cached(&mut self, allocation: &mut Allocation, cached: u64) {
         self.large_prefill_tokens -= allocation.large_prefill_tokens();
         allocation.cached_tokens = cached.min(allocation.prompt_tokens);

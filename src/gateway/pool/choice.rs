@@ -245,8 +245,9 @@ impl AdmissionState {
         self.pools[pool.index()].prefixes.find(&request.prefix, |id| self.backend(id).map(|found| &found.cache))
     }
 
-    /// Smooth weighted round robin, as in nginx: each round adds a backend's weight to the work
-    /// that it is owed. The backend that is owed most is served and pays the sum of the weights.
+    /// Smooth weighted round robin, as in nginx: each round adds each backend's weight to the work
+    /// that the backend is owed. The backend that is owed most is served and pays the sum of the
+    /// weights.
     fn next_in_turn(&mut self, weights: SmallVec<[(BackendId, f64); COMPARED]>) -> Option<BackendId> {
         let round: f64 = weights.iter().map(|(_, weight)| weight).sum();
         for (id, weight) in &weights {

@@ -165,7 +165,7 @@ impl AdmissionState {
         }
     }
 
-    /// `None`: the backend has no room.
+    /// The waiters that may get the backend's room; `None` if it has none.
     fn candidates_of(&mut self, backend: BackendId) -> Option<Candidates> {
         let home = self.backend(backend).filter(|found| !found.is_full())?.pool;
         let feeders = self.pools.get(home.index())?.fed_by.iter().copied();

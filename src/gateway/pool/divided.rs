@@ -158,8 +158,8 @@ impl AdmissionState {
         uses.collect()
     }
 
-    /// The needs of a pool's waiters, divided evenly among the backends in rotation, but at least
-    /// the most that one waiter needs; and the most that one waiter needs.
+    /// Two shares. The first is the needs of a pool's waiters, divided evenly among the backends in
+    /// rotation, but at least the second. The second is the most that one waiter needs.
     fn waiting_in(&self, pool: PoolId) -> (Share, Share) {
         let state = &self.pools[pool.index()];
         let pools = std::iter::once(pool).chain(state.fed_by.iter().copied());

@@ -16,7 +16,7 @@
 //! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
 //! | ranks of one server | `ranks.rs` |
-//! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
+//! | capacity used by other gateways, shares by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
 //!

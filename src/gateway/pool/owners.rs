@@ -19,8 +19,8 @@
 //!
 //! Bounds. While two owners both wait for room that either could use, their engine time differs by
 //! at most one request of either. Each other owner overtakes an owner at V with at most one
-//! request. [`OWNERS_MAX`] owners; further ones count as one. An ordered set finds the next owner
-//! in O(log n).
+//! request. There are at most [`OWNERS_MAX`] owners; further ones count as one. An ordered set
+//! finds the next owner in O(log n).
 
 mod presence;
 mod view;

@@ -4,10 +4,10 @@
 //! and the routes. They are read from the engine; a refusal corrects them until the next reading.
 //! An unknown fact excludes nothing.
 //!
-//! Until an engine refuses it, a request [wants](Wants) only facts that some engine of its pools
-//! has. A name that no engine lists may be new, so any engine may be asked, and the client gets the
-//! engine's answer. Estimated lengths are no reason to refuse: if no engine surely takes the
-//! prompt, the one with the highest limit is asked.
+//! A request [wants](Wants) only facts that some engine of its pools has, until an engine refuses
+//! the request. A name that no engine lists may be new, so any engine may be asked, and the client
+//! gets the engine's answer. Estimated lengths are no reason to refuse: if no engine surely takes
+//! the prompt, the one with the highest limit is asked.
 //!
 //! If all engines that a pool's requests may use have the same facts ([`Facts::same`]), admission
 //! skips all this. Bounds: [`DENIED_MAX`] denied names of an engine without a list; the prober
@@ -194,13 +194,13 @@ impl Facts {
 /// Why an engine refused a request that another one may serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
-    /// It does not serve the model.
+    /// The engine does not serve the model.
     Model(ModelKey),
-    /// It does not have the route.
+    /// The engine does not have the route.
     Route(Route),
     /// The prompt is longer than the context limit; the limit, if the engine has named it.
     Length(Option<u64>),
-    /// It does not have the data-parallel rank.
+    /// The engine does not have the data-parallel rank.
     Rank,
 }
 

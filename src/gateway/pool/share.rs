@@ -25,7 +25,7 @@ pub struct Share {
     pub permits: u32,
 }
 
-/// When shares that are not renewed end, and by which clock.
+/// When shares that are not renewed end, and the clock for this.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareEnd {
     /// From then on nothing is admitted.

@@ -204,8 +204,8 @@ impl AdmissionState {
         self.grant_at_once(&preferred, &request)
     }
 
-    /// The limit that keeps a request from every pool it may use, even from empty backends. If the
-    /// pools have different limits, the largest.
+    /// The limit that keeps a request from every pool it may use, even from empty backends. Returns
+    /// the largest of these limits.
     pub(super) fn too_large(&self, request: &AdmissionRequest) -> Option<TooLarge> {
         let pools = request.pools().filter(|pool| !self.is_removed(*pool));
         let mut exceeded: SmallVec<[Option<TooLarge>; 4]> =

@@ -42,7 +42,7 @@ struct Tokenized {
     count: u64,
 }
 
-/// An answer whose tokens are to be counted.
+/// An answer whose tokens must be counted.
 struct Text {
     answer: Answer,
     identity: Identity,
@@ -97,14 +97,14 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// The request whose prompt is to be counted.
+    /// The request, if its prompt must be counted.
     fn uncounted_prompt(&self) -> Option<Bytes> {
         let is_known = self.seam.as_ref()?.prompt().is_some();
         let body = self.first.as_ref().filter(|_| self.prepared.include_usage && !is_known)?.body.to_bytes();
         is_read_alike(&body).unwrap_or(false).then_some(body)
     }
 
-    /// The answer whose tokens are to be counted.
+    /// The answer, if its tokens must be counted.
     fn uncounted_text(&self) -> Option<Text> {
         let route = self.incoming.route;
         let has_stop = continuation::has_stop(route, &self.first.as_ref()?.body.to_bytes());

@@ -64,8 +64,8 @@ fn end(mut lease: Lease) {
     lease.settle(None, None, 10);
 }
 
-/// The most seconds that a request of this many prompt tokens and ten output tokens may cost,
-/// because it decodes alone on an engine.
+/// The most seconds that a request of this many prompt tokens and ten output tokens may cost: the
+/// cost if the request decodes alone on an engine.
 fn most(prompt: u64) -> f64 {
     prompt as f64 * 31e-6 + 10.0 * 5.1e-3
 }
