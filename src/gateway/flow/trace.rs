@@ -22,9 +22,9 @@ pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with data that tracing systems add. Passed on unchanged.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The most steps that are noted: enough for a wait and a delivery of each attempt. A request has at
-/// most 8 attempts of `retry.attempts`, 8 moves, 2 continuations, and one attempt after a fall back
-/// from an arm.
+/// The most steps that are noted: enough for a wait and a delivery of each attempt. A request has
+/// at most 8 attempts of `retry.attempts`, 8 moves, 2 continuations, and one attempt after a fall
+/// back from an arm.
 pub const STEPS_MAX: usize = 40;
 
 /// The trace of a request.
