@@ -11,9 +11,9 @@
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
 //! The first delivery still counts as an attempt, because the engine may have read the request and
-//! died of it. The second does not count if no connection was established: no engine has seen it.
-//! Only a move to another engine (`moves.rs`), a continuation (`go_on.rs`) and a fall back from an
-//! arm (`fall_back.rs`) may exceed `retry.attempts`.
+//! died of it. The second does not count if no connection was established, because no engine has
+//! seen it. Only a move to another engine (`moves.rs`), a continuation (`go_on.rs`) and a fall back
+//! from an arm (`fall_back.rs`) may exceed `retry.attempts`.
 
 mod address;
 mod copy;
@@ -88,8 +88,9 @@ pub(super) struct Attempts<'a, U> {
     is_head_sent: bool,
     /// Copies of the request, which begin when the request has a lease.
     copies: PendingCopies,
-    /// The answer that another engine is to continue, and the seam for the next attempt.
+    /// The answer that another engine must continue.
     unfinished: Option<Box<Unfinished>>,
+    /// The seam between that answer and the response to the next attempt.
     seam: Option<Box<Seam>>,
     first: Option<First>,
     /// The lease of the engine to which the stream moves.
@@ -188,8 +189,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             if !(unknown_model && has_other_model) {
                 self.avoid(&lease);
             }
-            // Released before the next wait: two requests that each kept a slot while waiting for
-            // the other's backend would deadlock.
+            // Released before the next wait, because two requests that each kept a slot while
+            // waiting for the other's backend would deadlock.
             let refused = self.refused.take();
             let goes_on = match refused {
                 Some(refused) => self.moves_on(refused, &lease),
@@ -198,7 +199,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let place = lease.place();
             lease.release_failed();
             let released = failed.response.is_some().then_some(lease);
-            // Falling back is one more attempt: a request in an arm fails only if it also fails
+            // Falling back is one more attempt, so a request in an arm fails only if it also fails
             // without the arm.
             let in_arm = self.prepared.arm.is_some();
             let is_over = (unknown_model && in_arm) || !goes_on;
@@ -222,8 +223,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Later attempts leave out the leased backend's server; only this backend, if the server lacks
-    /// its rank.
+    /// Later attempts leave out all ranks of the leased backend's server, or only the leased
+    /// backend if the server lacks its rank.
     fn avoid(&mut self, lease: &Lease) {
         let avoid = &mut self.prepared.placed.request.avoid;
         match self.refused {
@@ -270,8 +271,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let PreparedRequest { placed, stream, .. } = &self.prepared;
         let timeout = placed.table.first_byte(*stream, placed.request.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
-        // A continuation must not meet a stale connection: a client waits in the middle of an
-        // answer.
+        // A continuation must not meet a stale connection, because a client waits in the middle of
+        // an answer.
         let mut connection = if self.unfinished.is_some() { Connection::New } else { Connection::Any };
         record.is_lost = false;
         let mut response = loop {
@@ -320,7 +321,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let failed = FailedAttempt { why_not, ..*FailedAttempt::boxed(RetryReason::Status, outcome) };
             return AttemptResult::Failed(Box::new(failed));
         }
-        // The requested usage could not be removed from a compressed stream.
+        // The usage that the gateway requested could not be removed from a compressed stream.
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
             let error =
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());

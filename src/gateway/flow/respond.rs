@@ -2,7 +2,7 @@
 //!
 //! `openai::error` maps refusals to HTTP. The gateway's headers replace headers of the engine with
 //! the same name, so the client gets its own request id back. Only `Server-Timing` is added to the
-//! engine's.
+//! engine's header.
 
 use std::fmt;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(super) fn shut_down<R: Recorder>(record: &mut RecordGuard<'_, R>) -> Refusal
     shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record)
 }
 
-/// Seconds for `Retry-After`, rounded up: a client that returns too early is refused again.
+/// Seconds for `Retry-After`, rounded up, because a client that returns too early is refused again.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
@@ -118,8 +118,8 @@ pub(super) fn add_gateway_headers(headers: &mut HeaderMap, record: &Record) {
     }
 }
 
-/// Milliseconds with three decimals, formatted from whole numbers: every response has three of
-/// them, and formatting a float costs four times as much.
+/// Milliseconds with three decimals, formatted from whole numbers, because every response has three
+/// of them, and formatting a float costs four times as much.
 struct Millis(Duration);
 
 impl fmt::Display for Millis {

@@ -16,13 +16,13 @@
 //! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
 //! | ranks of one server | `ranks.rs` |
-//! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
+//! | capacity used by other gateways, shares by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
 //!
-//! [`admission`] combines them. No clock and no I/O: tests run the whole folder on virtual time,
-//! and a property test drives it through any order of entering, leaving, finishing, resizing and
-//! draining.
+//! [`admission`] combines them. The folder reads no clock and does no I/O, so tests run it on
+//! virtual time, and a property test drives it through any order of entering, leaving, finishing,
+//! resizing and draining.
 
 mod settled;
 pub mod queue;

@@ -4,9 +4,9 @@
 //! for that engine. A later request that shares them should find them cached, until the engine has
 //! written as many tokens as the KV cache holds (vLLM evicts the least recently used blocks). A
 //! beginning that more than [`HOLDERS`] engines have, or that continues in more than that many
-//! ways, such as a system prompt, counts as known to the whole pool. A conversation still goes to
-//! its engine, because of the part of the prompt that no other shares. Wrong predictions are
-//! forgotten: see [`EngineCache::observe`].
+//! ways, such as a system prompt, counts as cached on every engine of the pool. A conversation
+//! still goes to its engine, because of the part of the prompt that no other conversation shares.
+//! Wrong predictions are forgotten: see [`EngineCache::observe`].
 //!
 //! Bounds: two generations of [`GENERATION`] beginnings for each pool, 17 MB, allocated with the
 //! first request. A beginning that is not used while the younger generation fills is forgotten.
@@ -22,7 +22,8 @@ use sluice_core::base::{BackendId, hash_two};
 use sluice_core::openai::PromptPrefix;
 
 const GENERATION: usize = 65_536;
-/// Engines that are remembered for a beginning. If more have it, it counts as known to all.
+/// Engines that are remembered for a beginning. If more engines have the beginning, it counts as
+/// cached on all.
 const HOLDERS: usize = 4;
 /// Tokens that an engine is assumed to keep before it reports the size of its KV cache.
 const KV_TOKENS: u64 = 262_144;
@@ -48,12 +49,13 @@ pub(super) struct EngineCache {
     blocks: u32,
     /// The share of predicted tokens that the engine had.
     trust: f64,
-    /// The engine has reported cached tokens, so a response without them means none: vLLM leaves
-    /// out a 0 (`--enable-prompt-tokens-details`).
+    /// The engine has reported cached tokens, so a response without a number means 0, which vLLM
+    /// leaves out (`--enable-prompt-tokens-details`).
     reports: bool,
 }
 
-/// When an engine last took a beginning: the cache, and the blocks that it had written.
+/// When an engine last took a beginning: the cache, and the blocks that had been written into it by
+/// then.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     engine: BackendId,
@@ -74,7 +76,8 @@ impl EngineCache {
         self.blocks = u32::try_from(tokens / BLOCK).unwrap_or(u32::MAX).min(BLOCKS_MAX - 1);
     }
 
-    /// The cache is empty, and another engine may cache less, or report nothing.
+    /// Forgets the cache of an engine that has started again. The engine may now cache less, or
+    /// report nothing.
     pub(super) fn clear(&mut self) {
         self.emptied.1 += 1;
         (self.cache, self.written) = (hash_two(self.emptied.0, self.emptied.1) as u16, 0);
@@ -157,7 +160,7 @@ struct Holders {
 
 impl Holders {
     /// Another beginning continues this one. A beginning that many prompts share is worth a copy on
-    /// each engine, which costs one prefill; otherwise it would draw all these prompts to one
+    /// each engine, which costs one prefill. Otherwise it would draw all these prompts to one
     /// engine.
     fn continue_differently(&mut self) {
         self.continued = self.continued.saturating_add(1);
@@ -266,7 +269,7 @@ impl PrefixTable {
             let old = &mut self.old;
             let mut is_new = false;
             let holders = self.young.entry(beginning.hash).or_insert_with(|| {
-                // A beginning that moves is not in both generations.
+                // A beginning that moves to the younger generation leaves the older one.
                 let known = old.remove(&beginning.hash);
                 is_new = known.is_none();
                 known.unwrap_or_default()

@@ -54,7 +54,7 @@ impl SharedState {
         self.state.lock().backend_mut(backend).map(change)
     }
 
-    /// `seen`: the first token of a stream itself was seen.
+    /// `seen`: the first token of a stream was seen, so the engine surely has the request.
     pub(super) fn end_prefill(
         &self,
         backend: BackendId,

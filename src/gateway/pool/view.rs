@@ -20,7 +20,7 @@ use super::state::AdmissionState;
 use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
-/// Owners of one pool in a view.
+/// The most owners of one pool in a view.
 pub const OWNERS_SHOWN: usize = 64;
 
 /// A request that waits.

@@ -1,11 +1,11 @@
 //! Requests that share a beginning.
 //!
-//! Tests which engines are expected to have the beginning, and get the requests.
+//! Tests which engines are expected to have the beginning, and which engines get the requests.
 
 use super::*;
 use sluice_core::openai::{Beginning, PromptPrefix};
 
-/// A prompt of 32 kB. `system` numbers the first quarter, `own` the rest.
+/// A prompt of 32 kB. `system` determines the first quarter, and `own` the rest.
 fn prompt(system: u64, own: u64) -> Arc<PromptPrefix> {
     let begin = |quarter: u64| {
         let hash =
