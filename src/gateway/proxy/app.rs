@@ -26,6 +26,7 @@ use tokio::time::{Instant, timeout};
 
 use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, end, peer, shown};
 use super::body::{self, BodyError, MinRate};
+use super::client_handle::ClientHandle;
 use super::clients::ClientLimits;
 use super::cors::{self, CrossOrigin};
 use super::decode::{self, Coding};
@@ -35,7 +36,6 @@ use super::head::{self, HeadTimes, NoHead, too_many};
 use super::headers::{self, RequestIds};
 use super::local::{self, LocalResponse, LocalRoutes};
 use super::proxy_flow::{ProxyFlow, refuse_head};
-use super::socket::ClientHandle;
 use super::trust;
 use super::tunnel;
 use crate::flow::keys::ApiKey;

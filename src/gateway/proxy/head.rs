@@ -32,7 +32,7 @@ use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, sleep};
 
-use super::socket::ClientHandle;
+use super::client_handle::ClientHandle;
 use sluice_config::limits::{MAX_HEADER_BYTES, RETRY_AFTER_MIN};
 use sluice_core::openai::{Refusal, ShedReason};
 

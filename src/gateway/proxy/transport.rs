@@ -103,6 +103,11 @@ impl Transport {
         }
     }
 
+    /// Whether there is no TLS.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.stream, Either::Left(_))
+    }
+
     pub(super) fn tcp(&self) -> &TcpStream {
         match &self.stream {
             Either::Left(stream) => stream,
