@@ -1,10 +1,10 @@
 //! The request path's access to a client's socket, which pingora owns while a request is served.
 //!
 //! Reading cannot detect a disconnect, because bytes after the request would come first. The kernel
-//! reports it (`EPOLLRDHUP`). A client that only shuts down its sending side counts as disconnected,
-//! as with nginx, HAProxy (`abortonclose`) and vLLM: HTTP/1.1 has no other way to cancel. A
-//! disconnect is not seen while the receive buffer is full, nor if the host has vanished. TCP
-//! keep-alive finds both.
+//! reports it (`EPOLLRDHUP`). A client that only shuts down its sending side counts as
+//! disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM: HTTP/1.1 has no other way to
+//! cancel. A disconnect is not seen while the receive buffer is full, nor if the host has vanished.
+//! TCP keep-alive finds both.
 //!
 //! Bounds: [`LINGER_PIECES`] of [`LINGER_PIECE`] bytes are discarded in a row; a chunk is sent from
 //! the caller's buffer.
@@ -35,8 +35,10 @@ const LINGER_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClientHandle<'a> {
     tcp: &'a TcpStream,
-    /// Whether [`Self::send_chunk`] may be called.
+    /// Whether chunks may be sent.
     pub(super) is_direct: bool,
+    /// Whether nothing is left of the bytes that were read from the client.
+    pub(super) is_drained: bool,
     pub(super) state: &'a Arc<SocketState>,
 }
 
@@ -51,33 +53,49 @@ impl<'a> ClientHandle<'a> {
     }
 
     fn to(socket: &'a ClientSocket) -> Self {
-        Self { tcp: socket.tcp(), is_direct: socket.is_direct(), state: socket.state() }
+        let (is_direct, is_drained) = (socket.is_direct(), socket.is_drained());
+        Self { tcp: socket.tcp(), is_direct, is_drained, state: socket.state() }
     }
 
-    /// Sends one chunk of a chunked body, if the handle [is direct](Self::is_direct). pingora would
-    /// allocate and format the size of each chunk.
-    pub(super) async fn send_chunk(&self, bytes: &[u8]) -> io::Result<()> {
-        let line = SizeLine::of(bytes.len());
-        let mut slices = [line.bytes(), bytes, b"\r\n"].map(IoSlice::new);
-        let mut rest = &mut slices[..];
-        while !rest.is_empty() {
+    /// Sends as much of a chunk as the socket takes, if the handle [is direct](Self::is_direct).
+    /// Returns whether the chunk is sent.
+    pub(super) fn try_send(&self, chunk: &mut Chunk<'_>) -> io::Result<bool> {
+        loop {
+            let mut slices = [chunk.line.bytes(), chunk.bytes, b"\r\n"].map(IoSlice::new);
+            let mut rest = &mut slices[..];
+            IoSlice::advance_slices(&mut rest, chunk.sent);
+            if rest.is_empty() {
+                return Ok(true);
+            }
             match self.tcp.try_write_vectored(rest) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
+                    chunk.sent += count;
                     self.state.has_accepted();
-                    IoSlice::advance_slices(&mut rest, count);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.tcp.writable().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Sends the rest of a chunk.
+    pub(super) async fn send(&self, mut chunk: Chunk<'_>) -> io::Result<()> {
+        while !self.try_send(&mut chunk)? {
+            self.tcp.writable().await?;
+        }
         Ok(())
+    }
+
+    /// Resolves when the socket may have bytes or the client has left.
+    pub(super) async fn readable(&self) {
+        let _ = poll_fn(|cx| self.tcp.poll_read_ready(cx)).await;
     }
 
     /// Returns when the client has closed its side or the connection is broken, whatever is unread.
     pub(super) async fn left(&self) {
         // The end makes a socket readable, too, and most clients send nothing while they wait.
-        let _ = poll_fn(|cx| self.tcp.poll_read_ready(cx)).await;
+        self.readable().await;
         // "Priority" means the end (or urgent data, which is not enabled).
         let _ = self.tcp.ready(Interest::PRIORITY | Interest::ERROR).await;
     }
@@ -99,6 +117,20 @@ impl<'a> ClientHandle<'a> {
             }
             sleep(LINGER_PAUSE).await;
         }
+    }
+}
+
+/// A chunk of a chunked body, and how much of it is sent.
+pub(super) struct Chunk<'a> {
+    line: SizeLine,
+    bytes: &'a [u8],
+    sent: usize,
+}
+
+impl<'a> Chunk<'a> {
+    /// `bytes` must not be empty: the empty chunk ends a body.
+    pub(super) fn of(bytes: &'a [u8]) -> Self {
+        Self { line: SizeLine::of(bytes.len()), bytes, sent: 0 }
     }
 }
 
@@ -175,9 +207,12 @@ mod tests {
             got
         });
         let handle = ClientHandle::to(&socket);
-        for bytes in [&b"x"[..], &[b'y'; 255], &large] {
-            handle.send_chunk(bytes).await.unwrap();
+        for bytes in [&b"x"[..], &[b'y'; 255]] {
+            assert!(handle.try_send(&mut Chunk::of(bytes)).unwrap());
         }
+        let mut chunk = Chunk::of(&large);
+        assert!(!handle.try_send(&mut chunk).unwrap(), "it is larger than the socket's buffers");
+        handle.send(chunk).await.unwrap();
         assert!(socket.state().accepted() > 3, "it was sent in parts");
         drop(socket);
         let [one, two] = [&b"1\r\nx\r\nFF\r\n"[..], &[b'y'; 255]];

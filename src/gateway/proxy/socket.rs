@@ -165,9 +165,14 @@ impl ClientSocket {
         &self.state
     }
 
-    /// Whether bytes may be written to [`Self::tcp`] itself: without TLS, and with nothing gathered.
+    /// Whether bytes may be written to [`Self::tcp`]: there is no TLS, and nothing is gathered.
     pub(super) fn is_direct(&self) -> bool {
         self.stream.is_plain() && self.gathered.is_empty()
+    }
+
+    /// Whether nothing is left of the bytes that were read. With TLS, that is not known.
+    pub(super) fn is_drained(&self) -> bool {
+        self.stream.is_drained()
     }
 
     /// Starts to monitor the frames of an HTTP/2 connection, and whether the client accepts bytes.
