@@ -308,7 +308,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let (reason, outcome) = self.note_elsewhere(elsewhere, status, lease, &record.request_id);
             // A client with a valid key must not get a 401 that is about the gateway's key.
             let kept = elsewhere != Some(Elsewhere::GatewayRefused) && !self.is_head_sent;
-            let response = kept.then_some(response);
+            let response = kept.then_some(*response);
             return AttemptResult::Failed(Box::new(FailedAttempt {
                 response,
                 ..*FailedAttempt::boxed(reason, outcome)
@@ -369,7 +369,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         lease: &mut Lease,
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
-    ) -> Result<ResponseStart<U::Exchange>, WaitError> {
+    ) -> Result<Box<ResponseStart<U::Exchange>>, WaitError> {
         let mut exchange = {
             let sending = pin!(async {
                 let sent = self.backends.upstream.send(lease.address(), &self.request, connection).await;
@@ -381,7 +381,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record.sent();
         let sent = Instant::now();
         let head = self.wait_for_head(&mut exchange, lease, down, sent, deadline).await?;
-        Ok(ResponseStart { exchange, head, sent, read: Bytes::new() })
+        // Boxed: it would be in the state of three futures.
+        Ok(Box::new(ResponseStart { exchange, head, sent, read: Bytes::new() }))
     }
 
     /// Waits for the head. A response that is not streamed shows no first token, so the prefill

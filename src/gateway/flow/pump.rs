@@ -214,7 +214,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
                     return AttemptResult::Failed(FailedAttempt::to_move());
                 }
                 None => {
-                    let event = engine.next(down.gone()).await;
+                    let event = engine.next(pin!(down.gone())).await;
                     match self.take(event, &mut engine, Instant::now()) {
                         Ok(delivery) => delivery,
                         Err(failed) => return AttemptResult::Failed(failed),
