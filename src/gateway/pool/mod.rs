@@ -16,6 +16,7 @@
 //! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
 //! | ranks of one server | `ranks.rs` |
+//! | prefix caches of engines, estimated or by events | `prefix.rs`, `cache_events.rs` |
 //! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
@@ -44,6 +45,7 @@ mod drain_rate;
 mod prefill_rate;
 mod request;
 mod prefix;
+mod cache_events;
 mod engine_load;
 mod running_copies;
 mod share;
@@ -83,6 +85,7 @@ mod tests;
 pub use admission::Admission;
 pub use bounds::{Bound, LearnedTokens, TrialBound};
 pub use breaker::RecentAnswers;
+pub use cache_events::{CacheNews, EventsState, EventsView, ServedPrompt};
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use decoding::DecodeSums;
 pub use divided::{BackendUse, ShareEnd};
