@@ -42,8 +42,8 @@ table! {
         /// Port of the engine's metrics page, if it is not the port of requests.
         pub(super) metrics_port: Option<u16> =
             optional("8002 with engine = \"triton\", otherwise the port of requests").example("8002");
-        /// Port of the engine's KV events (the endpoint in --kv-events-config) with prefix = "events".
-        /// Rank i of a server with several ranks publishes on this port plus i.
+        /// Port of the engine's KV events (the endpoint in --kv-events-config) with prefix =
+        /// "events". Rank i of a server with several ranks publishes on this port plus i.
         pub(super) events_port: Option<u16> = optional("5557, as vLLM").example("5558");
         /// Data-parallel ranks of the vLLM server (--data-parallel-size), each with a queue and a
         /// KV cache of its own. Each rank counts as a backend (NAME-0, NAME-1, ...) with the limits

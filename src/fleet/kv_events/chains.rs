@@ -3,9 +3,9 @@
 //!
 //! A block follows another one, so the blocks of a sequence are a chain. An event names the request
 //! that wrote its blocks. When the request has ended, the number of its prompt tokens is known, and
-//! with it the block in which each beginning of the prompt ends: a beginning of `e` of the `b` bytes
-//! of a prompt ends after `e / b` of the tokens, rounded down to whole blocks. Such a beginning is
-//! linked to the block, and is gone with the block.
+//! with it the block in which each beginning of the prompt ends: a beginning of `e` of the `b`
+//! bytes of a prompt ends after `e / b` of the tokens, rounded down to whole blocks. Such a
+//! beginning is linked to the block, and is gone with the block.
 //!
 //! vLLM may hold a block several times; it stores and removes each copy. vLLM removes the end of a
 //! chain before its begin. Pure. Bounds: [`BLOCKS_MAX`] blocks, [`LINKS_MAX`] links,

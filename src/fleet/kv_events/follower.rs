@@ -46,7 +46,7 @@ pub(super) struct Follower {
     /// The number that the next message should have; `None`: none was read yet.
     next: Option<u64>,
     /// When an event came last, or the connection was made.
-    heard: Instant,
+    last_event: Instant,
     view: EventsView,
     /// The last reason for a missing connection, so that it is logged once.
     failed: Option<String>,
@@ -69,7 +69,7 @@ impl Follower {
             pending: VecDeque::new(),
             chains: Chains::default(),
             next: None,
-            heard: Instant::now(),
+            last_event: Instant::now(),
             view: EventsView::default(),
             failed: None,
         }
@@ -105,7 +105,7 @@ impl Follower {
         let hello = timeout(CONNECT_LIMIT, Subscriber::new(stream)).await;
         let mut events = hello.map_err(|_| io::Error::from(io::ErrorKind::TimedOut)).and_then(|hello| hello);
         let events = events.as_mut().map_err(|error| io::Error::other(format!("{}: {error}", address.authority)))?;
-        self.heard = Instant::now();
+        self.last_event = Instant::now();
         loop {
             let due = self.pending.front().map(|(due, _)| *due);
             tokio::select! {
@@ -149,7 +149,7 @@ impl Follower {
             );
             self.lost()?;
         }
-        (self.next, self.heard) = (number.checked_add(1), Instant::now());
+        (self.next, self.last_event) = (number.checked_add(1), Instant::now());
         if self.view.state != EventsState::Followed {
             self.view.state = EventsState::Followed;
             self.failed = None;
@@ -178,7 +178,7 @@ impl Follower {
                 false => self.view.unlinked += 1,
             }
         }
-        if self.view.state != EventsState::Silent && self.heard.elapsed() >= SILENT_AFTER {
+        if self.view.state != EventsState::Silent && self.last_event.elapsed() >= SILENT_AFTER {
             self.view.state = EventsState::Silent;
             tracing::warn!(
                 backend = self.name,

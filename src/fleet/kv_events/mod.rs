@@ -1,8 +1,8 @@
 //! Follows the KV events of the engines of pools with `prefix = "events"`.
 //!
 //! Each such backend has a task ([`follower`]) that subscribes to the engine's events ([`zmtp`]),
-//! keeps its blocks ([`chains`]), and tells admission which expectations about the prefix cache no
-//! longer hold. Tasks begin and end with the backends of the configuration.
+//! keeps its blocks ([`chains`]), and reports to admission which expectations no longer
+//! hold. Tasks begin and end with the backends of the configuration.
 //!
 //! Bounds: one task for each backend of such a pool; each module names its own.
 

@@ -16,7 +16,7 @@
 //! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
 //! | ranks of one server | `ranks.rs` |
-//! | prefix caches of engines, estimated or by events | `prefix.rs`, `cache_events.rs` |
+//! | prefix caches, estimated or by events | `prefix.rs`, `cache_events.rs`, `event_reports.rs` |
 //! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
@@ -72,6 +72,7 @@ pub mod view;
 pub mod replacement;
 pub mod lease;
 pub mod admission;
+mod event_reports;
 mod copies;
 mod serving;
 mod attained;

@@ -320,12 +320,22 @@ impl PrefixTable {
         had
     }
 
-    /// Sets whether an event will say that `backend` no longer has these beginnings.
-    pub(super) fn set_linked(&mut self, beginnings: &[u64], backend: BackendId, cache: &EngineCache, linked: bool) {
+    /// `backend` has these beginnings, and an event will say when it no longer has them.
+    pub(super) fn link(&mut self, beginnings: &[u64], backend: BackendId, cache: &EngineCache) {
+        let taken = cache.take(backend);
         for beginning in beginnings {
-            let of_cache = |taken: &&mut Taken| taken.engine == backend && cache.has(taken);
-            if let Some(taken) = self.known(*beginning).and_then(|found| found.few.iter_mut().find(of_cache)) {
-                taken.cache = cache.cache | if linked { LINKED } else { 0 };
+            if let Some(holders) = self.known(*beginning) {
+                holders.put(Taken { cache: taken.cache | LINKED, ..taken });
+            }
+        }
+    }
+
+    /// No event will say when `backend` no longer has these beginnings.
+    pub(super) fn unlink(&mut self, beginnings: &[u64], backend: BackendId) {
+        for beginning in beginnings {
+            let of_backend = |taken: &&mut Taken| taken.engine == backend;
+            if let Some(taken) = self.known(*beginning).and_then(|found| found.few.iter_mut().find(of_backend)) {
+                taken.cache &= !LINKED;
             }
         }
     }

@@ -55,6 +55,20 @@ fn a_linked_prompt_is_expected_until_an_event_says_that_it_is_gone() {
 }
 
 #[test]
+fn a_prompt_that_was_forgotten_is_expected_again_once_it_is_linked() {
+    let (fixture, id, address, _served) = followed();
+    let conversation = prompt(1, 1);
+    fixture.served(&conversation);
+    fixture.sent(&conversation).observe_cached(8_000, Some(0));
+    let linked = CacheNews { linked: hashes(&conversation), ..news(EventsState::Followed) };
+    fixture.admission.put_cache_news(id, &address, &linked);
+    assert!(fixture.served(&conversation).1 > 7_000, "the engine had nothing, and has it now");
+    let unknown = CacheNews { linked: vec![1, 2, 3], ..news(EventsState::Followed) };
+    fixture.admission.put_cache_news(id, &address, &unknown);
+    fixture.admission.check_invariants().unwrap();
+}
+
+#[test]
 fn what_is_not_linked_goes_with_the_blocks_that_the_engine_writes() {
     let (fixture, id, address, _served) = followed();
     let put = |news: CacheNews| fixture.admission.put_cache_news(id, &address, &news);
