@@ -199,8 +199,8 @@ pub enum Situation {
     )]
     EventsOfPool,
     #[error(
-        "the engine must publish its KV events; add to launch.args: kv-events-config = \
-         '{{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", \"endpoint\": \"tcp://*:{port}\"}}'"
+        "the engine must publish KV events: add kv-events-config to launch.args, with \"enable_kv_cache_events\": true, \
+         \"publisher\": \"zmq\" and \"endpoint\": \"tcp://*:{port}\""
     )]
     EventsOfLaunch { port: u16 },
     #[error(
