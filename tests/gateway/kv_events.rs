@@ -17,7 +17,7 @@ use crate::test_gateway::{TestGateway, eventually, one_pool};
 /// Blocks of the simulated cache: three conversations do not fit.
 const BLOCKS: u32 = 400;
 
-/// A simulated engine with a small cache, and the port of its events.
+/// A simulated engine with a small cache, and the port of the events.
 async fn engine() -> (Handle, u16) {
     let port = free_port();
     let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
@@ -52,7 +52,7 @@ async fn asked(gateway: &TestGateway, body: &str) -> (f64, f64) {
     (gateway.metric(names[0], &[]).await - before[0], gateway.metric(names[1], &[]).await - before[1])
 }
 
-/// What is expected of a conversation after other clients of the engine have filled its cache.
+/// What is expected of a conversation after other clients of the engine have filled the cache.
 async fn after_eviction(prefix: &str) -> ((f64, f64), (f64, f64)) {
     let (engine, port) = engine().await;
     let gateway = gateway_over(&format!("http://{}", engine.addr()), prefix, port).await;

@@ -89,7 +89,7 @@ pub fn read_batch(payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
     Ok(events)
 }
 
-/// The members of an event, before its type says which of them count.
+/// The members of an event, before the type says which of them count.
 #[derive(Default)]
 struct Members {
     hashes: Vec<u64>,

@@ -1,4 +1,4 @@
-//! The blocks in one engine's prefix cache, as its events name them, and the beginnings of prompts
+//! The blocks in one engine's prefix cache, as events name them, and the beginnings of prompts
 //! that the blocks hold.
 //!
 //! A block follows another one, so the blocks of a sequence are a chain. An event names the request
@@ -8,7 +8,7 @@
 //! beginning is linked to the block, and is gone with the block.
 //!
 //! vLLM may hold a block several times; it stores and removes each copy. vLLM removes the end of a
-//! chain before its begin. Pure. Bounds: [`BLOCKS_MAX`] blocks, [`LINKS_MAX`] links,
+//! chain before the begin. Pure. Bounds: [`BLOCKS_MAX`] blocks, [`LINKS_MAX`] links,
 //! [`SESSIONS_MAX`] unfinished requests. Blocks and links beyond a bound are not followed.
 
 use std::collections::{HashMap, VecDeque};
@@ -119,7 +119,7 @@ impl Chains {
         }
     }
 
-    /// Links the beginnings of a finished request. Returns whether its blocks are known.
+    /// Links the beginnings of a finished request. Returns whether the blocks are known.
     pub(super) fn link(&mut self, served: &ServedPrompt, news: &mut CacheNews) -> bool {
         let run = self.runs.remove(&served.session);
         let Some((chain, depth)) = run.and_then(|run| self.chain(run, served)).or_else(|| self.linked(served)) else {

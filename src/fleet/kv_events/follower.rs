@@ -1,11 +1,11 @@
 //! One engine's KV events, from the connection to the news for admission.
 //!
-//! vLLM numbers its messages. A number that does not follow the last one means that messages were
+//! Messages have numbers. A number that does not follow the last one means that messages were
 //! lost, or that the engine has started again: then the blocks are forgotten, beginnings are kept
 //! by the estimate again, and new blocks are followed from there on. A broken connection does the
 //! same only if messages were lost meanwhile.
 //!
-//! A finished request is linked [`SETTLE`] after its end, when its events have come. Without an
+//! A finished request is linked [`SETTLE`] after the end, when the events have come. Without an
 //! event for [`SILENT_AFTER`] although prompts were served, the estimate counts until one comes.
 //! Bounds: [`PENDING_MAX`] requests wait to be linked; pauses between connections grow from
 //! [`PAUSE_MIN`] to [`PAUSE_MAX`].

@@ -4,7 +4,7 @@
 //! keeps its blocks ([`chains`]), and reports to admission which expectations no longer
 //! hold. Tasks begin and end with the backends of the configuration.
 //!
-//! Bounds: one task for each backend of such a pool; each module names its own.
+//! Bounds: one task for each backend of such a pool; the modules name others.
 
 mod zmtp;
 mod chains;

@@ -7,7 +7,7 @@
 //! ways, such as a system prompt, counts as known to the whole pool. Conversations stay where they
 //! are by their own part. Wrong predictions are forgotten: see [`EngineCache::observe`].
 //! Where an engine publishes events about the cache, a beginning may be *linked*: it is kept until
-//! an event says that its block is gone (`cache_events.rs`).
+//! an event says that the block is gone (`cache_events.rs`).
 //!
 //! Bounds: two generations of [`GENERATION`] beginnings for each pool, 17 MB, allocated with the
 //! first request. A beginning that is not used while the younger generation fills is forgotten.

@@ -1,8 +1,8 @@
 //! KV events as vLLM publishes them (`--kv-events-config`): a PUB socket of ZeroMQ.
 //!
-//! Each data-parallel rank publishes on its own port. A message has a topic, a number that counts
-//! from 0, and a batch of events in msgpack, as vLLM 0.32 encodes them. Content of a block is a
-//! number here, so token ids are made from its hash: equal blocks have equal ids. Without
+//! Each data-parallel rank publishes on a separate port. A message has a topic, a number that
+//! counts from 0, and a batch of events in msgpack, as vLLM 0.32 encodes them. Content of a block
+//! is a number here, so token ids are made from the hash: equal blocks have equal ids. Without
 //! `replay_endpoint`: a subscriber that comes late or is slow misses messages.
 //!
 //! Bounds: [`BUFFERED`] messages wait for a slow subscriber; older ones are dropped, as by vLLM.
