@@ -14,7 +14,7 @@ use sluice_core::base::Tokens;
 use sluice_fleet::EngineView;
 use sluice_fleet::discovery::PodsView;
 use sluice_gateway::flow::keys::{KeyInFlight, KeyTokens};
-use sluice_gateway::pool::{BackendView, Cordon, LearnedTokens, Phase, PoolView, RecentAnswers};
+use sluice_gateway::pool::{BackendView, Cordon, EventsView, LearnedTokens, Phase, PoolView, RecentAnswers};
 use sluice_gateway::telemetry::{Telemetry, WindowStats};
 use sluice_online::findings::{Finding, LastMinute};
 
@@ -338,12 +338,38 @@ pub struct BackendStatus {
     /// Why the models of the backend are unknown: it gets requests for every model of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models_unknown: Option<String>,
+    /// The engine's KV events, in a pool with `prefix = "events"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_events: Option<KvEventsStatus>,
     /// The repair, if the engine is of another kind than the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_differs: Option<String>,
     /// The backend's engine, if the gateway runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineView>,
+}
+
+/// The KV events of an engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KvEventsStatus {
+    /// `followed`, `absent` (no connection or no event yet) or `silent`.
+    pub state: String,
+    /// Blocks in the prefix cache that the events have named.
+    pub blocks: u64,
+    /// Finished prompts whose blocks the events named.
+    pub linked: u64,
+    /// Finished prompts whose blocks they did not name.
+    pub unlinked: u64,
+    /// How often events were lost.
+    pub losses: u64,
+}
+
+impl From<EventsView> for KvEventsStatus {
+    fn from(view: EventsView) -> Self {
+        let EventsView { state, blocks, linked, unlinked, losses } = view;
+        Self { state: state.label().to_owned(), blocks, linked, unlinked, losses }
+    }
 }
 
 /// A model that clients may ask for.
@@ -435,6 +461,7 @@ impl BackendStatus {
             silent_seconds: backend.silent_since.map(since),
             max_model_len: backend.max_model_len,
             models_unknown: None,
+            kv_events: backend.events.map(KvEventsStatus::from),
             engine_differs: None,
             engine: None,
         }

@@ -32,19 +32,23 @@ pub struct Address {
     pub rank: Option<u16>,
     /// The port of the engine's metrics page, if it differs from the port of the endpoint.
     pub metrics_port: Option<u16>,
+    /// The port of the engine's KV events, if the pool uses them.
+    pub events: Option<u16>,
 }
 
 impl Address {
     /// The address of the vLLM server at `endpoint`.
     pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
         let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
-        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm, rank: None, metrics_port: None }
+        let (engine, rank, metrics_port, events) = (EngineKind::Vllm, None, None, None);
+        Self { endpoint, authority, ip, tls, api_key, engine, rank, metrics_port, events }
     }
 
     /// The address of a configured backend and the means of connecting to it.
     pub fn of(backend: &Backend) -> Self {
         let address = Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone());
-        Self { engine: backend.engine, rank: backend.rank, metrics_port: backend.metrics_port, ..address }
+        let Backend { engine, rank, metrics_port, events, .. } = *backend;
+        Self { engine, rank, metrics_port, events, ..address }
     }
 
     /// Whether `other` is another rank of the same server, or the same rank.

@@ -42,6 +42,9 @@ table! {
         /// Port of the engine's metrics page, if it is not the port of requests.
         pub(super) metrics_port: Option<u16> =
             optional("8002 with engine = \"triton\", otherwise the port of requests").example("8002");
+        /// Port of the engine's KV events (the endpoint in --kv-events-config) with prefix =
+        /// "events". Rank i of a server with several ranks publishes on this port plus i.
+        pub(super) events_port: Option<u16> = optional("5557, as vLLM").example("5558");
         /// Data-parallel ranks of the vLLM server (--data-parallel-size), each with a queue and a
         /// KV cache of its own. Each rank counts as a backend (NAME-0, NAME-1, ...) with the limits
         /// of the pool, and gets requests by X-Data-Parallel-Rank. Health, drain and restart
@@ -143,6 +146,10 @@ pub struct Backend {
     pub metrics_port: Option<u16>,
     /// The data-parallel rank that gets the requests; `None`: the engine chooses.
     pub rank: Option<u16>,
+    /// The port of the engine's KV events, if the backend names one.
+    pub events_port: Option<u16>,
+    /// The port on which the KV events of this rank come, if the pool uses events.
+    pub events: Option<u16>,
 }
 
 /// The address of a backend, and who runs the engine.
@@ -265,8 +272,19 @@ impl Setting for Backend {
     const SHAPE: Shape = BackendTable::SHAPE;
 
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let BackendTable { name, url, weight, api_key, metrics_port, ranks: _, rank, tls, launch, control } =
-            BackendTable::read(written, place, key, report)?;
+        let BackendTable {
+            name,
+            url,
+            weight,
+            api_key,
+            metrics_port,
+            events_port,
+            ranks: _,
+            rank,
+            tls,
+            launch,
+            control,
+        } = BackendTable::read(written, place, key, report)?;
         let is_written = |key: &str| report.is_written(&format!("{}.{key}", place.path));
         let problem = match (is_written("url"), is_written("launch")) {
             (true, true) => Some((place.path.clone(), Situation::UrlAndLaunch)),
@@ -287,12 +305,25 @@ impl Setting for Backend {
             (None, None, url) => Target::Url(url),
         };
         let engine = EngineKind::default();
-        let (connection, cordoned) = (None, false);
-        Some(Self { name, target, weight, api_key, tls, connection, cordoned, engine, metrics_port, rank })
+        let (connection, cordoned, events) = (None, false, None);
+        Some(Self {
+            name,
+            target,
+            weight,
+            api_key,
+            tls,
+            connection,
+            cordoned,
+            engine,
+            metrics_port,
+            rank,
+            events_port,
+            events,
+        })
     }
 
     fn show(&self, names: &Names) -> Shown {
-        let Self { name, target, weight, api_key, metrics_port, rank, tls, .. } = self.clone();
+        let Self { name, target, weight, api_key, metrics_port, rank, events_port, tls, .. } = self.clone();
         let identity = format!("{name} {}", target.endpoint());
         let (url, launch, control) = match target {
             Target::Url(url) | Target::Pod(url, _) => (Some(url), None, None),
@@ -300,8 +331,9 @@ impl Setting for Backend {
             Target::Control(url, control) => (Some(url), None, Some(control)),
         };
         let ranks = None;
-        let mut shown =
-            BackendTable { name, url, weight, api_key, metrics_port, ranks, rank, tls, launch, control }.show(names);
+        let table =
+            BackendTable { name, url, weight, api_key, metrics_port, events_port, ranks, rank, tls, launch, control };
+        let mut shown = table.show(names);
         if let Shown::Table(table) = &mut shown {
             table.identity = identity;
         }

@@ -81,6 +81,8 @@ impl Pods {
             engine,
             metrics_port: None,
             rank: None,
+            events_port: None,
+            events: None,
         }
     }
 }

@@ -54,6 +54,12 @@ table! {
         /// nginx's least_conn), two_choices (the backend with fewer in flight of two random ones;
         /// nginx's random two least_conn), round_robin. All respect `weight`.
         pub policy: Policy = default("least_work");
+        /// How least_work knows which engine has the beginning of a prompt in the prefix cache.
+        /// "estimate": from the prompts that the engine got, and the size of the KV cache.
+        /// "events": vLLM's KV events, which each engine publishes on `pool.backend.events_port`,
+        /// correct the estimate: removed blocks are forgotten at once. Where no events come, the
+        /// estimate remains.
+        pub prefix: PrefixMemory = default("estimate");
         /// Kind of engine of all backends: its health page, metrics, routes and limits. "auto":
         /// probes recognise vllm, sglang, llama.cpp and triton; until then, for other servers, and
         /// for engines that the gateway starts, vllm. "openai" is
@@ -216,6 +222,16 @@ words! {
         TwoChoices = "two_choices",
         /// In turn, by weight.
         RoundRobin = "round_robin",
+    }
+}
+
+words! {
+    /// How the gateway knows which engine has the beginning of a prompt.
+    pub enum PrefixMemory {
+        /// By the prompts that the engine got.
+        Estimate = "estimate",
+        /// By the engine's KV events, where they come.
+        Events = "events",
     }
 }
 

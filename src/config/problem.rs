@@ -193,6 +193,20 @@ pub enum Situation {
     RanksOfOtherKind,
     #[error("ranks are for backends that the file lists; remove it, and vLLM balances the ranks of a pod")]
     RanksOfPods,
+    #[error(
+        "KV events correct the predictions of policy = \"least_work\" for vLLM engines; remove prefix, or set engine and \
+         policy accordingly"
+    )]
+    EventsOfPool,
+    #[error(
+        "the engine must publish KV events: add kv-events-config to launch.args, with \"enable_kv_cache_events\": true, \
+         \"publisher\": \"zmq\" and \"endpoint\": \"tcp://*:{port}\""
+    )]
+    EventsOfLaunch { port: u16 },
+    #[error(
+        "{first} has the same host and port of KV events; write another port in events_port, as in the engine's flag"
+    )]
+    SameEvents { first: String },
     #[error("a backend is one rank or has several; remove rank or ranks")]
     RankAndRanks,
     #[error("a rank of an engine that the gateway runs follows rank 0; write ranks = N in place of rank")]

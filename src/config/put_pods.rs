@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::backend::is_secret_arg;
+use super::events;
 use super::limits;
 use super::pods::FoundPod;
 use super::pool::Pool;
@@ -30,7 +31,8 @@ impl Config {
             let Some(pods) = &pool.kubernetes else { continue };
             pool.backends.clear();
             for pod in found.get(&pool.name).into_iter().flatten() {
-                let backend = pods.backend(pod, *pool.engine);
+                let mut backend = pods.backend(pod, *pool.engine);
+                backend.events = events::port(pool.prefix, &backend);
                 let name = format!("{}/{}", pool.name, pod.name);
                 if taken.len() >= limits::MAX_BACKENDS {
                     left_out.push((name, format!("there are {} backends, which is the most", taken.len())));

@@ -16,6 +16,7 @@ use super::backend::{Backend, Target};
 use super::certificates::UpstreamTls;
 use super::class;
 use super::cluster::ClusterLeader;
+use super::events;
 use super::fair::Fair;
 use super::limits;
 use super::model::{Model, ModelScope};
@@ -75,7 +76,9 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         if !report.is_written(&format!("{path}.slots")) {
             pool.slots = pool.engine.rules().slots;
         }
-        pool.backends.iter_mut().for_each(|backend| backend.engine = *pool.engine);
+        for backend in &mut pool.backends {
+            (backend.engine, backend.events) = (*pool.engine, events::port(pool.prefix, backend));
+        }
         inherit_objectives(&mut pool.slo, slo, &path, report);
         connect_with_tls(pool, &path, report);
     }
@@ -86,6 +89,7 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     }
     check_endpoints(pools, server, report);
     pools.iter().enumerate().for_each(|(index, pool)| ranks::check(index, pool, report));
+    events::check(pools, report);
     if let Some(cluster) = cluster {
         cluster.check(report);
         if cluster.leader != ClusterLeader::None {

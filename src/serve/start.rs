@@ -175,6 +175,7 @@ fn serve(
     let tasks = vec![
         tokio::spawn(Arc::clone(&app.core).keep_probing(prober, stop_tasks.clone())),
         tokio::spawn(Arc::clone(&app.core).keep_watching_silent_streams(stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app.core).keep_following_kv_events(stop_tasks.clone())),
         tokio::spawn(Arc::clone(&app.findings).run(stop_tasks.clone())),
         tokio::spawn(app.core.keep_serving_copies(stop_tasks.clone())),
         #[cfg(feature = "kubernetes")]

@@ -71,11 +71,15 @@ export function backendRow(pool, backend) {
     h("td", { class: "actions" }, actions(pool, backend)));
 }
 
+const kvEvents = ({ state, blocks, linked, unlinked, losses }) =>
+  `${state}, ${count(blocks)} blocks; of ${count(linked + unlinked)} prompts ${count(linked)} found` + (losses ? `; lost ${count(losses)} times` : "");
+
 export function facts(backend) {
   const { engine } = backend, last = engine?.last_change;
   const rows = [
     ["address", backend.url], ["weight", backend.weight], ["in flight", count(backend.in_flight)],
     ["context", backend.max_model_len && `${count(backend.max_model_len)} tokens`],
+    ["KV events", backend.kv_events && kvEvents(backend.kv_events)],
     ["token limit", backend.tokens_limit_reason && `learned: ${backend.tokens_limit_reason}`],
     ["permits for", limitsPrefill(backend) && backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
     ["engine", engine ? `${engine.driver}, ${words(engine.step)} for ${span(engine.seconds)}, ${engine.restarts} unplanned restarts` : "run by another program"],

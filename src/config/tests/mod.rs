@@ -13,6 +13,7 @@ mod cors;
 mod problems;
 mod priorities;
 mod engines;
+mod events;
 mod experiments;
 mod proxies;
 mod ranks;

@@ -12,6 +12,7 @@ pub mod secrets;
 pub mod failure;
 pub mod logs;
 pub mod drafts;
+pub mod kv_events;
 pub mod kv_size;
 pub mod metrics;
 pub mod rank_page;

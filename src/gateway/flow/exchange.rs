@@ -69,6 +69,8 @@ pub struct UpstreamRequest {
     pub headers: HeaderMap,
     /// The body, in pieces.
     pub body: EditedBody,
+    /// The name of the request in the engine's KV events.
+    pub session: Option<u64>,
     /// The body as it would be without the experiment that the request is in, if that is another
     /// body. It is sent when the arm cannot serve the request.
     pub body_without_arm: Option<EditedBody>,

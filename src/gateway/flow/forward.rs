@@ -122,6 +122,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             path: prepared.path.take().unwrap_or_else(|| std::mem::take(&mut incoming.path)),
             headers: std::mem::take(&mut incoming.headers),
             body: std::mem::take(&mut prepared.body),
+            session: None,
             body_without_arm: prepared.body_without_arm.take(),
         };
         Self {
@@ -279,6 +280,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             self.made += 1;
             self.address_to(lease);
             record.begin_attempt(self.made, &mut self.request.headers);
+            self.request.session = lease.session();
             match self.send(connection, deadline, lease, down, record).await {
                 Ok(response) => {
                     record.is_lost = false;

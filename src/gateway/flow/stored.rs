@@ -120,6 +120,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
         path: std::mem::take(&mut incoming.path),
         headers: std::mem::take(&mut incoming.headers),
         body: EditedBody::default(),
+        session: None,
         body_without_arm: None,
     };
     if let Ok(value) = HeaderValue::from_str(&incoming.upstream_id) {

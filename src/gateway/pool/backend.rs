@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::adapters::AdapterSlots;
 use super::bounds::{Bound, Bounds};
+use super::cache_events::EventFollower;
 use super::capacity::{Allocation, BackendLimits, CapacityUsage, Fit, Need};
 use super::engine_load::{DecodeStart, EngineLoad, Learned};
 use super::fault_report::FaultLines;
@@ -80,6 +81,8 @@ pub(super) struct BackendState {
     pub(super) speed: Speed,
     pub(super) load: EngineLoad,
     pub(super) cache: EngineCache,
+    /// The follower of the engine's events, if there is one.
+    pub(super) events: Option<Box<EventFollower>>,
     pub(super) adapters: AdapterSlots,
     pub(super) engine: KnownEngine,
     /// The backend is in the list of changed backends; see `room.rs`.
@@ -105,6 +108,7 @@ impl BackendState {
             speed: Speed::unknown(now),
             load: EngineLoad::new(now),
             cache: EngineCache::new(layout),
+            events: None,
             adapters: AdapterSlots::default(),
             engine: KnownEngine::default(),
             changed: false,

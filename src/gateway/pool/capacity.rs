@@ -121,6 +121,10 @@ impl Allocation {
         self.permit
     }
 
+    pub(super) fn is_one_sequence(&self) -> bool {
+        self.slots == 1
+    }
+
     pub(super) fn is_prefilling(&self) -> bool {
         self.prefilling
     }

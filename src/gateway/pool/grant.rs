@@ -36,6 +36,8 @@ pub(super) struct Grant {
     pub(super) by_priority: bool,
     /// The hashed beginnings of the prompt.
     pub(super) prefix: Arc<PromptPrefix>,
+    /// By which the engine's events name the request, if they are followed.
+    pub(super) session: Option<u64>,
 }
 
 /// The decision on a request for admission. `L` is the lease, or the grant for it behind the lock;

@@ -122,6 +122,11 @@ impl Lease {
         &self.grant.address
     }
 
+    /// The name of the request in the engine's events, if these are followed.
+    pub fn session(&self) -> Option<u64> {
+        self.grant.session
+    }
+
     /// Whether the engine schedules by priority.
     pub fn by_priority(&self) -> bool {
         self.grant.by_priority

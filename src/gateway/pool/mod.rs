@@ -16,6 +16,7 @@
 //! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
 //! | ranks of one server | `ranks.rs` |
+//! | prefix caches, estimated or by events | `prefix.rs`, `cache_events.rs`, `event_reports.rs` |
 //! | capacity used by other gateways, shares by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
@@ -44,6 +45,7 @@ mod drain_rate;
 mod prefill_rate;
 mod request;
 mod prefix;
+mod cache_events;
 mod engine_load;
 mod running_copies;
 mod share;
@@ -70,6 +72,7 @@ pub mod view;
 pub mod replacement;
 pub mod lease;
 pub mod admission;
+mod event_reports;
 mod copies;
 mod serving;
 mod attained;
@@ -83,6 +86,7 @@ mod tests;
 pub use admission::Admission;
 pub use bounds::{Bound, LearnedTokens, TrialBound};
 pub use breaker::RecentAnswers;
+pub use cache_events::{CacheNews, EventsState, EventsView, ServedPrompt};
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use decoding::DecodeSums;
 pub use divided::{BackendUse, ShareEnd};

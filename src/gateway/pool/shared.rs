@@ -79,6 +79,7 @@ impl SharedState {
 
     pub(super) fn observe_cached(&self, grant: &Grant, prompt_tokens: u64, cached: Option<u64>) {
         let mut state = self.state.lock();
+        state.report_served(grant, prompt_tokens, cached);
         let expected = grant.allocation.cached_tokens();
         let had = state.backend_mut(grant.backend).and_then(|found| found.cache.observe(expected, cached));
         if let Some(had) = had

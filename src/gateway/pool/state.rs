@@ -305,6 +305,7 @@ impl AdmissionState {
             ahead,
             by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.engine.by_priority),
             prefix: Arc::clone(&request.prefix),
+            session: self.new_session(backend),
         })
     }
 

@@ -13,6 +13,7 @@ mod large;
 mod origins;
 mod overtaking;
 mod prefixes;
+mod cache_events;
 mod ranks;
 mod replacement;
 mod serving;

@@ -17,6 +17,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::id::SequenceId;
+
 /// Tokens in one block.
 pub const BLOCK_TOKENS: u32 = 16;
 
@@ -57,9 +59,29 @@ struct Block {
     previous_twin: BlockId,
 }
 
+/// A change of the published blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockChange {
+    /// A sequence has published these blocks, which follow the block `parent`.
+    Stored {
+        /// The sequence.
+        id: SequenceId,
+        /// The hash of the block before; `None`: the sequence begins here.
+        parent: Option<u64>,
+        /// The hashes of the blocks.
+        hashes: Vec<u64>,
+    },
+    /// A block was overwritten.
+    Removed(u64),
+    /// No block is published any more.
+    Cleared,
+}
+
 /// The pool of KV blocks of one engine.
 #[derive(Clone, Debug)]
 pub struct Blocks {
+    /// The changes since they were last taken, if they are recorded.
+    changes: Option<Vec<BlockChange>>,
     blocks: Vec<Block>,
     free: u32,
     published: HashMap<u64, BlockId, BuildHasherDefault<AsIs>>,
@@ -70,7 +92,23 @@ impl Blocks {
     pub fn new(total: u32) -> Self {
         let total = total.max(1);
         let ring = |id: u32| Block { next: (id + 1) % total, previous: (id + total - 1) % total, ..Block::default() };
-        Self { blocks: (0..total).map(ring).collect(), free: total - 1, published: HashMap::default() }
+        let (blocks, free) = ((0..total).map(ring).collect(), total - 1);
+        Self { blocks, free, published: HashMap::default(), changes: None }
+    }
+
+    /// Records changes from now on. The caller takes them after each step.
+    pub(super) fn record_changes(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    pub(super) fn take_changes(&mut self) -> Vec<BlockChange> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    pub(super) fn record(&mut self, change: BlockChange) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
     }
 
     /// Number of blocks that `tokens` tokens need.
@@ -146,6 +184,7 @@ impl Blocks {
             return;
         }
         self.blocks[id as usize].hash = 0;
+        self.record(BlockChange::Removed(hash));
         if next_twin == id {
             self.published.remove(&hash);
             return;
@@ -166,6 +205,7 @@ impl Blocks {
             return false;
         }
         self.published.clear();
+        self.record(BlockChange::Cleared);
         self.blocks.iter_mut().for_each(|block| block.hash = 0);
         true
     }

@@ -30,7 +30,7 @@ mod timing;
 mod tests;
 
 pub use adapters::AdapterLoads;
-pub use blocks::{BLOCK_TOKENS, Blocks};
+pub use blocks::{BLOCK_TOKENS, BlockChange, Blocks};
 pub use content::Content;
 pub use id::SequenceId;
 pub use outcome::{Admitted, Emitted, PrefixStats, StepOutcome};

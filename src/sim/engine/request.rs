@@ -62,6 +62,8 @@ pub struct EngineConfig {
     pub async_scheduling: bool,
     /// Speculative decoding.
     pub speculation: Option<Speculation>,
+    /// Record the changes of the prefix cache.
+    pub kv_events: bool,
     /// Seed of the step jitter.
     pub seed: u64,
 }
@@ -85,6 +87,7 @@ impl Default for EngineConfig {
             max_cpu_loras: 0,
             async_scheduling: true,
             speculation: None,
+            kv_events: false,
             seed: 0,
         }
     }

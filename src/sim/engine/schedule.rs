@@ -19,7 +19,7 @@
 //! A running long prompt takes the budget before later short ones. The gateway works against this
 //! head-of-line blocking, so the order must match vLLM's.
 
-use super::blocks::{BLOCK_TOKENS, Blocks};
+use super::blocks::{BLOCK_TOKENS, BlockChange, Blocks};
 use super::content::Chain;
 use super::outcome::Admitted;
 use super::request::{Pause, Policy};
@@ -263,11 +263,18 @@ impl Engine {
             return;
         }
         let sequence = &mut self.sequences[slot as usize];
+        let (id, parent, mut hashes) = (sequence.request.id, sequence.chain.last(), Vec::new());
         while (sequence.chain.blocks() + 1) * BLOCK_TOKENS <= tokens {
             let place = sequence.chain.blocks() as usize;
             let (longer, hash) = sequence.next_hash();
             self.blocks.publish(sequence.blocks[place], hash);
             sequence.chain = longer;
+            if self.config.kv_events {
+                hashes.push(hash);
+            }
+        }
+        if !hashes.is_empty() {
+            self.blocks.record(BlockChange::Stored { id, parent, hashes });
         }
     }
 }

@@ -8,7 +8,7 @@ use std::hash::BuildHasherDefault;
 use std::time::Duration;
 
 use super::adapters::{AdapterLoads, Adapters};
-use super::blocks::Blocks;
+use super::blocks::{BlockChange, Blocks};
 use super::content::Content;
 use super::id::{IdHasher, SequenceId};
 use super::outcome::{Emitted, PrefixStats, StepOutcome};
@@ -63,9 +63,13 @@ pub struct Engine {
 impl Engine {
     /// An idle engine.
     pub fn new(config: EngineConfig, cost: CostModel) -> Self {
+        let mut blocks = Blocks::new(config.num_blocks);
+        if config.kv_events {
+            blocks.record_changes();
+        }
         Self {
             rng: Rng::new(config.seed),
-            blocks: Blocks::new(config.num_blocks),
+            blocks,
             waiting: Queue::new(config.policy),
             adapters: Adapters::new(config.max_loras, config.max_cpu_loras),
             drafts: DraftStats::new(config.speculation.as_ref()),
@@ -415,6 +419,11 @@ impl Engine {
             }
         }
         self.blocks.forget_all()
+    }
+
+    /// The changes of the prefix cache since the last call.
+    pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        self.blocks.take_changes()
     }
 
     /// Whether no sequence is left, except sequences that are ending.

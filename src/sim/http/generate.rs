@@ -104,6 +104,7 @@ pub(crate) fn start(
                 finish,
                 max_tokens: *limit,
                 n: request.n,
+                session: request.session.clone(),
             });
             choices.push(Choice::new(output, prompt.clone(), Arc::clone(texts), wanted.clone()));
             ids.push(id);

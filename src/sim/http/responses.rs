@@ -224,6 +224,8 @@ impl ResponsesWriter {
             Some(Finish::Length) => "incomplete",
             Some(_) => "completed",
         };
+        let times = usage.and_then(|usage| usage.timing);
+        let times = times.map_or_else(String::new, |times| format!(",\"metrics\":{}", wire::metrics(times, true)));
         let usage = usage.map_or("null".to_owned(), |usage| {
             let UsageCounts { prompt, completion, cached, .. } = usage;
             format!(
@@ -241,7 +243,7 @@ impl ResponsesWriter {
              \"temperature\":{temperature},\"tool_choice\":{tool_choice},\"tools\":{tools},\"top_p\":{top_p},\"background\":false,\
              \"max_output_tokens\":{max_output_tokens},\"max_tool_calls\":null,\"previous_response_id\":null,\
              \"prompt\":null,\"reasoning\":null,\"service_tier\":\"auto\",\"status\":\"{status}\",\"text\":null,\
-             \"top_logprobs\":null,\"truncation\":\"disabled\",\"usage\":{usage},\"user\":{user},\"presence_penalty\":{},\
+             \"top_logprobs\":null,\"truncation\":\"disabled\",\"usage\":{usage},\"user\":{user}{times},\"presence_penalty\":{},\
              \"frequency_penalty\":{},\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"input_messages\":null,\
              \"output_messages\":null}}",
             self.id, self.created, self.model, self.echo.presence_penalty, self.echo.frequency_penalty

@@ -14,10 +14,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
+use tokio::sync::broadcast::Sender;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::http::routes;
+use crate::observe::kv_events::Publisher;
 use crate::observe::stats::{Ended, Stats};
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
@@ -74,8 +76,12 @@ pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle
     let fault = config.fault;
     let shared = Arc::new(ServerState::new(config));
     let tasks = TaskTracker::new();
-    for rank in &shared.ranks {
-        tasks.spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(rank)).run());
+    for (number, rank) in shared.ranks.iter().enumerate() {
+        let events = shared.config.kv_events.map(|port| Publisher::bind(addr.ip(), port, number)).transpose()?;
+        if let Some(events) = &events {
+            let _ = rank.kv_messages.set(events.messages());
+        }
+        tasks.spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(rank), events).run());
     }
     tasks.spawn(accept(listener, Arc::clone(&shared), tasks.clone()));
     if let Some(fault) = fault {
@@ -110,6 +116,16 @@ impl Handle {
             prefix: (sum.prefix.0 + rank.prefix.0, sum.prefix.1 + rank.prefix.1),
         });
         Snapshot { in_flight, ..sum.unwrap_or_default() }
+    }
+
+    /// Subscribers of the KV events of all ranks.
+    pub fn kv_subscribers(&self) -> usize {
+        self.shared.ranks.iter().map(|rank| rank.kv_messages.get().map_or(0, Sender::receiver_count)).sum()
+    }
+
+    /// Blocks that are published in the prefix caches of all ranks.
+    pub fn published_blocks(&self) -> usize {
+        self.shared.ranks.iter().map(|rank| rank.stats.lock().prefix_blocks).sum()
     }
 
     /// Totals and current state of each data-parallel rank. `in_flight` is known only for the whole

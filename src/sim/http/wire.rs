@@ -353,7 +353,7 @@ fn write_usage(out: &mut String, usage: UsageCounts) {
 }
 
 /// The engine's times in milliseconds. `nulls`: fields without a value are shown, too.
-fn metrics(timing: Timing, nulls: bool) -> String {
+pub(crate) fn metrics(timing: Timing, nulls: bool) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let inference = ms(timing.prefill + timing.decode);
     let mean_itl = (timing.tokens > 1).then(|| ms(timing.decode) / f64::from(timing.tokens - 1));

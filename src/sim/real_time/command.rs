@@ -19,6 +19,8 @@ pub(crate) struct Submission {
     pub(crate) finish: Finish,
     pub(crate) max_tokens: u32,
     pub(crate) n: u32,
+    /// The name of the request in KV events: the header `X-Session-ID`.
+    pub(crate) session: Option<Arc<str>>,
 }
 
 #[derive(Debug)]

@@ -5,6 +5,8 @@
 //! `max_completion_tokens` has priority. A limit that does not fit the context is lowered; a limit
 //! or a prompt longer than the context is refused.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use super::body::RequestBody;
@@ -75,6 +77,8 @@ pub struct GenerateRequest {
     pub priority: i64,
     /// The data-parallel rank that the header `X-data-parallel-rank` names.
     pub rank: Option<i64>,
+    /// The name of the request in KV events: the header `X-Session-ID`.
+    pub session: Option<Arc<str>>,
     /// Part of the key of the prefix cache.
     pub cache_salt: Option<String>,
     /// The shape that the output must have.
@@ -144,6 +148,7 @@ impl GenerateRequest {
             stream_interval: fields.int("stream_interval").map_or(1, |every| u32::try_from(every).unwrap_or(u32::MAX)),
             priority: fields.int("priority").unwrap_or(0),
             rank: None,
+            session: None,
             cache_salt: fields.text("cache_salt").map(str::to_owned),
             shape: Shape::of(fields).filter(|_| !only_echo),
             special_tokens: fields.get("add_special_tokens").is_none() || fields.truth("add_special_tokens"),

@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::front_end::FrontEnd;
-use crate::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
+use crate::engine::{Admitted, BlockChange, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
 use crate::machine::StepLoad;
 use sluice_core::base::Rng;
 
@@ -279,6 +279,11 @@ impl VirtualServer {
                 Err(error) => self.refused.push((id, error)),
             }
         }
+    }
+
+    /// The changes of the prefix cache since the last call.
+    pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        self.engine.take_block_changes()
     }
 
     /// The engine, for gauges.

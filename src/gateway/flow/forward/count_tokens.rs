@@ -71,6 +71,7 @@ impl<U: Upstream> Attempts<'_, U> {
                 path: "/tokenize".to_owned(),
                 headers: headers.clone(),
                 body: body?.into(),
+                session: None,
                 body_without_arm: None,
             };
             timeout(TIMEOUT, count(upstream, on.address(), &request)).await.ok()?
