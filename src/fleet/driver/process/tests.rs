@@ -478,3 +478,17 @@ async fn the_memory_of_an_adopted_engine_is_waited_for() {
     let old = r#"{"by": "process", "pid": 1, "started": 2, "boot": "b", "mark": "m"}"#;
     assert!(matches!(serde_json::from_str(old).unwrap(), EngineIdentity::Process { baseline: None, .. }));
 }
+
+#[tokio::test]
+async fn a_second_engine_runs_next_to_the_first_and_each_is_found_and_stopped_alone() {
+    let rig = Rig::new(SERVE);
+    let first = rig.driver.start(&EngineSettings::default()).await.unwrap();
+    let second = rig.driver.beside(free_port()).unwrap();
+    assert_ne!((second.port(), second.log_path()), (rig.driver.port(), rig.driver.log_path()));
+    let identity = second.start(&EngineSettings::default()).await.unwrap();
+    assert!(matches!(identity, EngineIdentity::Process { port, .. } if port == second.port()));
+    let _ = second.stop(rules(DEADLINE)).await.unwrap();
+    assert_eq!(rig.driver.status().await, EngineStatus::Running);
+    assert_eq!(second.find_running(Some(&first)).await, None);
+    assert_eq!(second.beside(1).unwrap().log_path(), rig.driver.log_path(), "of two logs in turn");
+}
