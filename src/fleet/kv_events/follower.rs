@@ -5,10 +5,10 @@
 //! by the estimate again, and new blocks are followed from there on. A broken connection does the
 //! same only if messages were lost meanwhile.
 //!
-//! A finished request is linked [`SETTLE`] after the end, when the events have come. Without an
-//! event for [`SILENT_AFTER`] although prompts were served, the estimate counts until one comes.
-//! Bounds: [`PENDING_MAX`] requests wait to be linked; pauses between connections grow from
-//! [`PAUSE_MIN`] to [`PAUSE_MAX`].
+//! A finished request is linked [`SETTLE`] after the end, when the events have come. If prompts of
+//! at least [`SILENT_PROMPT`] tokens are served and no event comes for [`SILENT_AFTER`], the
+//! estimate counts until an event comes. Bounds: [`PENDING_MAX`] requests wait to be linked; pauses
+//! between connections grow from [`PAUSE_MIN`] to [`PAUSE_MAX`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,6 +30,8 @@ use sluice_gateway::pool::{Admission, CacheNews, EventsState, EventsView, Served
 /// vLLM publishes the events of a step right after the step, from another thread.
 const SETTLE: Duration = Duration::from_millis(300);
 const SILENT_AFTER: Duration = Duration::from_secs(30);
+/// Prompt tokens from which a prompt has a block of its own, whatever the size of a block is.
+const SILENT_PROMPT: u64 = 1_024;
 const PENDING_MAX: usize = 4_096;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(500);
@@ -172,13 +174,17 @@ impl Follower {
     /// Links the requests whose events have had time to come.
     fn link_due(&mut self) {
         let (now, mut news) = (Instant::now(), CacheNews::default());
+        let mut is_missed = false;
         while let Some((_, served)) = self.pending.pop_front_if(|(due, _)| *due <= now) {
-            match self.chains.link(&served, &mut news) {
+            let is_linked = self.chains.link(&served, &mut news);
+            match is_linked {
                 true => self.view.linked += 1,
                 false => self.view.unlinked += 1,
             }
+            is_missed |= !is_linked && served.prompt_tokens >= SILENT_PROMPT;
         }
-        if self.view.state != EventsState::Silent && self.last_event.elapsed() >= SILENT_AFTER {
+        let is_silent = is_missed && self.last_event.elapsed() >= SILENT_AFTER;
+        if self.view.state != EventsState::Silent && is_silent {
             self.view.state = EventsState::Silent;
             tracing::warn!(
                 backend = self.name,

@@ -69,6 +69,7 @@ impl AdmissionState {
             && let Some(found) = self.backend(grant.backend)
             && let Some(follower) = &found.events
             && grant.allocation.is_one_sequence()
+            && !grant.prefix.beginnings.is_empty()
         {
             let _ = follower.served.try_send(ServedPrompt {
                 session,
