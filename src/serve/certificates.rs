@@ -11,7 +11,8 @@ use sluice_config::Config;
 /// days before they expire, so the renewal must have failed.
 const SOON_SECONDS: i64 = 14 * 24 * 3_600;
 
-/// Also warns of a certificate that has expired or is not valid yet.
+/// Warns about certificates that expire within [`SOON_SECONDS`], have expired, or are not valid
+/// yet.
 pub(super) fn warn(config: &Config) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let now = i64::try_from(now).unwrap_or(i64::MAX);

@@ -129,7 +129,7 @@ impl Control for App {
         let (id, engine) = self.engine(pool, backend)?;
         self.core.admission.set_draining(id, draining);
         if !draining {
-            // Also an engine that waits for its next attempt.
+            // This also starts an engine that waits for its next attempt.
             let enabled = Handle::current().block_on(self.core.fleet.enable(&engine));
             if let Err(refused) = enabled {
                 tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");

@@ -18,7 +18,7 @@ pub(super) struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     Done,
-    /// The object is not the one that was read.
+    /// The object was changed after it was read.
     Refused,
     Unknown(String),
 }

@@ -103,7 +103,7 @@ impl Adapters<'_> {
             for backend in pool.backends {
                 let served = self.core.reported.of(backend.id);
                 let serves = models.iter().any(|model| served.iter().any(|name| **name == **model));
-                // A backend of two pools is one engine.
+                // A backend of two pools is one engine, which is asked once.
                 if serves && asked.insert(Arc::clone(&backend.address.authority)) {
                     let name = format!("{}/{}", pool.name, backend.name);
                     pages.spawn(async move { (name, sluice_fleet::scrape(&backend.address, limit).await) });

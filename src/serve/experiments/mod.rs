@@ -35,7 +35,7 @@ pub(crate) fn restore(experiments: &Experiments, folder: &Path) {
     experiments.restore(read_or_set_aside(folder, FILE));
 }
 
-/// [`restore`] in place of this gateway's own measurements.
+/// Restores saved measurements as [`restore`] does, in place of this gateway's own measurements.
 pub(crate) fn restore_over(experiments: &Experiments, folder: &Path) {
     experiments.restore_over(read_or_set_aside(folder, FILE));
 }
@@ -52,7 +52,7 @@ impl ExperimentService {
         Self { core, added: Mutex::new(added) }
     }
 
-    /// The tasks run until `end` is true; then the measurements are saved.
+    /// Starts the tasks. They run until `end` is true; then the measurements are saved.
     pub(crate) fn start(self: &Arc<Self>, end: &watch::Receiver<bool>) -> [JoinHandle<()>; 2] {
         let folder = self.core.config.load().fleet.state.clone();
         [

@@ -67,7 +67,7 @@ impl Starts {
 }
 
 impl Demand {
-    /// One look at all pools. Returns the changes in words.
+    /// Looks at all pools once. Returns the changes of the numbers, in words.
     pub(crate) fn step(
         &self,
         config: &Config,
@@ -122,8 +122,8 @@ impl Demand {
         changes
     }
 
-    /// The engines that each controlled pool should run; `None`: all engines of the pool. For pods,
-    /// the number is known after a minute.
+    /// The number of engines that each controlled pool should run; `None`: all engines of the pool.
+    /// A pool of pods is left out until the scaler knows its number, after a minute.
     pub(crate) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
         let scaled = self.0.lock();
         let target = |pool: &Pool| {
@@ -277,7 +277,7 @@ mod tests {
                 serde_json::json!({ "version": 1, "begun": "", "writes": 1, "known": [], "gateways": { "b": entry } });
             others.see(&Ledger::parse(ledger.to_string().as_bytes()).unwrap(), "a");
         };
-        // Requests from before the first look are not the load of one second.
+        // Requests from before the first look do not count: they are not the load of one second.
         write(1, 0.0);
         write(1, 1e9);
         for second in 1..=70 {

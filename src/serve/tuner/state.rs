@@ -29,7 +29,7 @@ use sluice_online::tuner::{Saved, Tuner};
 
 const STATE: &str = "tuner.json";
 const JOURNAL: &str = "tuner.jsonl";
-/// Changes that the admin API shows.
+/// Most events that the admin API shows.
 const EVENTS_SHOWN: usize = 100;
 const JOURNAL_MAX: u64 = 16 << 20;
 
@@ -41,10 +41,10 @@ pub(crate) struct TunerState {
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
     released: AtomicBool,
-    /// Held while the state is saved: an older state never replaces a newer one.
+    /// Held while the state is saved, so that an older state never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
-    /// While another gateway leads, it has the files, and this one saves nothing.
+    /// While another gateway leads, the files are that gateway's, and this one saves nothing.
     lead: Arc<Lead>,
 }
 
@@ -54,7 +54,8 @@ impl TunerState {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
-        // Also with the tuner off: changed engines must be changed back.
+        // The state is restored even if the tuner is off, because engines that it changed must be
+        // changed back.
         if let Some(saved) = saved {
             match tuner.restore(saved, &observer, Duration::ZERO) {
                 true => tuner.put(config),
@@ -83,7 +84,8 @@ impl TunerState {
         move |record| observer.record(record, started.elapsed())
     }
 
-    /// An operator's configuration is about to be in force; see [`Tuner::configure`].
+    /// Prepares the tuner and an operator's configuration that is about to be in force; see
+    /// [`Tuner::configure`].
     pub(crate) fn configure(&self, config: &mut Config) {
         self.tuner.lock().configure(config, &self.observer, self.started.elapsed());
     }

@@ -26,7 +26,7 @@ pub enum DoorError {
     /// Another gateway has this folder.
     #[error("another running gateway answers at {path}; give each its own fleet.state", path = .0.display())]
     Taken(PathBuf),
-    /// Another user commands the folder of the socket.
+    /// Another user controls the folder of the socket.
     #[error("fleet.state: {0}")]
     Untrusted(#[from] Untrusted),
     /// The socket cannot be opened.
