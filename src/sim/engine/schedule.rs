@@ -39,7 +39,7 @@ struct Limits {
 struct Found {
     blocks: Vec<u32>,
     chain: Chain,
-    /// Number of these blocks without an owner: sharing takes them from the free list.
+    /// Number of the found blocks that have no owner. Sharing takes them from the free list.
     ownerless: u32,
 }
 
@@ -141,7 +141,7 @@ impl Engine {
             let request = &self.sequences[self.running[at] as usize].request;
             (request.priority, request.arrived)
         };
-        // Of equally urgent sequences, the first one in the list.
+        // Of equally urgent sequences, the first one in the list is chosen.
         (1..=last).fold(0, |worst, at| if urgency(at) > urgency(worst) { at } else { worst })
     }
 
@@ -222,7 +222,7 @@ impl Engine {
         }
         self.publish(slot, cached + chunk);
         limits.budget -= chunk;
-        // A chunk of only the last token is a decode.
+        // A chunk of only the last token is a decode, not prefill.
         limits.prefills |= cached < tokens - 1;
         Some(admitted)
     }
@@ -256,8 +256,9 @@ impl Engine {
     }
 
     /// Publishes the full blocks among the first `tokens` tokens of a sequence. Prompt blocks are
-    /// published when they are scheduled, so that a second prompt in the same step shares them;
-    /// generated tokens once they are known, with asynchronous scheduling a step later.
+    /// published when they are scheduled, so that a second prompt in the same step shares them.
+    /// Blocks with generated tokens are published once the tokens are known, which with
+    /// asynchronous scheduling is a step later.
     pub(super) fn publish(&mut self, slot: Slot, tokens: u32) {
         if !self.config.prefix_caching {
             return;

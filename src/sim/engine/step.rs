@@ -1,7 +1,7 @@
 //! The step loop: takes arrivals, carries out a plan, computes the duration, and removes sequences
 //! that ended.
 //!
-//! [`schedule`](super::schedule) makes the plans. The header of the folder states the rules.
+//! [`schedule`](super::schedule) makes the plans. The header of `mod.rs` states the rules.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -29,30 +29,32 @@ pub struct Engine {
     pub(super) cost: CostModel,
     pub(super) rng: Rng,
     pub(super) blocks: Blocks,
-    /// Sequences by slot. A vacant slot has no place.
+    /// Sequences by slot. In a vacant slot, `place` is `None`.
     pub(super) sequences: Vec<Sequence>,
     pub(super) vacant: Vec<Slot>,
     pub(super) slots: HashMap<SequenceId, Slot, BuildHasherDefault<IdHasher>>,
     pub(super) running: Vec<Slot>,
     pub(super) waiting: Queue,
-    /// Requests that arrived during the current step, and during the step before.
+    /// Requests that arrived during the current step.
     pub(super) fresh: Vec<Slot>,
+    /// Requests that arrived during the step before.
     pub(super) staged: Vec<Slot>,
-    /// Sequences in the running list that have ended, and aborted ones that must be removed.
+    /// Number of sequences in the running list that have ended.
     pub(super) ending: usize,
+    /// Aborted sequences that must be removed.
     pub(super) leaving: Vec<Slot>,
     pub(super) deferred: usize,
     pub(super) adapters: Adapters,
     pub(super) prefix: PrefixStats,
     pub(super) drafts: DraftStats,
-    /// Draws the accepted drafts, apart from the jitter.
+    /// Draws the accepted drafts. The jitter has another generator.
     pub(super) acceptance: Rng,
     pub(super) pause: Pause,
-    /// Steps since the last one that carried prefill, and whether the last admission left requests
-    /// in the queue for lack of room.
+    /// Steps since the last one that carried prefill.
     pub(super) since_prefill: u32,
+    /// Whether the last admission left requests in the queue for lack of room.
     pub(super) admission_was_short: bool,
-    /// Sequences of the last step.
+    /// Number of sequences in the last step.
     pub(super) last_sequences: u32,
     /// For tests: free blocks when the step was planned, and the tokens by which each sequence
     /// advanced.

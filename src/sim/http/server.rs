@@ -90,8 +90,8 @@ impl Handle {
         self.addr
     }
 
-    /// Totals and current state of all data-parallel ranks together; `kv_usage` is of the fullest
-    /// rank, `most` of the rank with the most.
+    /// Totals and current state of all data-parallel ranks together; `kv_usage` is the value of the
+    /// fullest rank, and `most` the largest value of any rank.
     pub fn snapshot(&self) -> Snapshot {
         let in_flight = self.shared.concurrency.lock().in_flight;
         let sum = self.by_rank().into_iter().reduce(|sum, rank| Snapshot {

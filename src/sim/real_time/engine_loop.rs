@@ -26,7 +26,7 @@ use crate::process::fault::Fault;
 use crate::unix_time::unix_seconds;
 use crate::virtual_server::{StepEnd, VirtualServer};
 
-/// Half the resolution of tokio's timer.
+/// Half the resolution of tokio's timer, by which each sleep is shortened.
 const EARLY: Duration = Duration::from_micros(500);
 /// Longest delay of the loop before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
@@ -234,7 +234,7 @@ impl EngineLoop {
                 self.server.pause(self.virtual_now(), Pause::All);
                 self.shared.paused.store(true, Ordering::Relaxed);
             }
-            // `execute` handles this operation.
+            // `execute` handles the load of an adapter.
             Control::LoadAdapter(_) => {}
             Control::Resume => {
                 self.server.pause(self.virtual_now(), Pause::No);

@@ -2,8 +2,9 @@
 //!
 //! Each choice has one slot, in which tokens that the response has not taken yet are added up, as
 //! in vLLM's collector for a slow client. So memory is bounded, the engine never waits, and no
-//! token is lost. One reader (the response), one writer (the engine). With a stream interval of n,
-//! tokens are delivered n at a time; the first and the last token are delivered at once.
+//! token is lost. There is one reader (the response) and one writer (the engine). With a stream
+//! interval of n, tokens are delivered n at a time; the first and the last token are delivered at
+//! once.
 
 use std::task::{Context, Poll};
 

@@ -1,11 +1,11 @@
 //! Makes a value that fits a JSON schema, for output that a request constrains.
 //!
-//! Keywords: types, `properties` and `required`, `items` and `prefixItems`, `enum` and `const`,
-//! `anyOf`, `oneOf` and `allOf`, `$ref` within the schema, bounds of numbers, lengths, `pattern`
-//! and common formats; not `not`, `if` and dependencies. The seed decides wherever the schema
-//! leaves a choice. Bounds: [`MAX_DEPTH`] levels, [`MAX_NODES`] values, [`MAX_ITEMS`] items of a
-//! list, [`MAX_TEXT`] characters of a string. From level [`SHALLOW`] on, optional values are left
-//! out, so a recursive schema ends.
+//! Supported keywords: types, `properties` and `required`, `items` and `prefixItems`, `enum` and
+//! `const`, `anyOf`, `oneOf` and `allOf`, `$ref` within the schema, bounds of numbers, lengths,
+//! `pattern` and common formats. Not supported: `not`, `if` and dependencies. The seed decides
+//! wherever the schema leaves a choice. Bounds: [`MAX_DEPTH`] levels, [`MAX_NODES`] values,
+//! [`MAX_ITEMS`] items of a list, [`MAX_TEXT`] characters of a string. From level [`SHALLOW`] on,
+//! optional values are left out, so a recursive schema ends.
 
 use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::{Map, Value, json};

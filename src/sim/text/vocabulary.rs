@@ -29,7 +29,7 @@ struct Real {
     drawn: Vec<u32>,
 }
 
-/// A tokenizer cannot be used: its folder and the reason.
+/// Why a tokenizer cannot be used: the folder and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("OSError: Can't load tokenizer for '{0}': {1}. Give the folder of a model with a tokenizer.json, or a name.")]
 pub struct TokenizerError(String, String);

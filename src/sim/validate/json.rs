@@ -82,8 +82,8 @@ impl Scan<'_> {
     }
 
     fn value(&mut self, at: usize) -> ScanResult {
-        // Prevents a stack overflow. Deeper bodies get a plain error here, not CPython's
-        // RecursionError.
+        // The bound prevents a stack overflow. Deeper bodies get a plain error here, where CPython
+        // raises a RecursionError.
         const DEEPEST: usize = 900;
         self.depth += 1;
         if self.depth > DEEPEST {

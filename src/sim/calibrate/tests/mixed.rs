@@ -90,7 +90,8 @@ fn arrangements() -> Vec<Arrangement> {
     lines.chunks(2).map(arrangement).collect()
 }
 
-/// The generator of `sluice bench` for one purpose (1: arrivals, 2: classes) and request.
+/// The random generator that `sluice bench` has for one purpose (1: arrivals, 2: classes) and one
+/// request.
 fn draw(purpose: u64, ordinal: u64) -> Rng {
     let first = Rng::new(SEED + purpose).next_u64();
     Rng::new(Rng::new(first ^ ordinal).next_u64())
@@ -332,8 +333,8 @@ fn mixed_traffic_through_the_gateway_comes_out_as_measured() {
         100.0 * usual,
         100.0 * most
     );
-    // The cell beyond 12.5 % is the second-worst of 91 long requests where prefills are not cut: a
-    // single placement decides it.
+    // The cell beyond 12.5 % is the second-worst of 91 long requests where prefills are not cut. A
+    // single placement decides its value.
     assert!(median <= 0.04 && beyond <= 1 && largest <= 0.18, "{median:.3} {beyond} {largest:.3}");
 }
 
@@ -384,8 +385,8 @@ fn points() -> Vec<[f64; 4]> {
     (0..POINTS).map(|_| HOST.map(|(.., range)| between(range))).collect()
 }
 
-/// The least distance to `rows` that is found, and the constants. Moves one constant at a time, by
-/// less once no move helps.
+/// Searches for the constants with the least distance to `rows`, and returns the distance and the
+/// constants. Moves one constant at a time, by less once no move helps.
 fn fit(rows: &[Arrangement], start: [f64; 4]) -> (f64, [f64; 4]) {
     let of = |values: [f64; 4]| distances(values, rows).iter().sum::<f64>();
     let mut best = (of(start), start);
