@@ -47,7 +47,7 @@ fn one() -> u32 {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// The number at the start.
+    /// The number stays as at the start.
     Fixed,
     /// HPA or KEDA on the number of waiting requests.
     Queue,

@@ -176,7 +176,7 @@ pub struct ChangeTable {
     /// The engines start again.
     #[serde(default)]
     pub start: bool,
-    /// The engines accept requests and generate nothing.
+    /// The engines hang: they accept requests and generate nothing.
     #[serde(default)]
     pub hang: bool,
     /// The engines continue after a hang.
@@ -380,7 +380,7 @@ impl LabFile {
         Self::read(table, name)
     }
 
-    /// Also checks the rules that hold for every use of a file.
+    /// Reads a file and checks the rules that hold for every use of it.
     fn read<'de, D: serde::Deserializer<'de, Error = toml::de::Error>>(from: D, name: &str) -> Result<Self, LabError> {
         let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
         let file: Self = serde_path_to_error::deserialize(from).map_err(|error| {

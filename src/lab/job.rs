@@ -1,6 +1,6 @@
 //! The task of one request: sends it through the gateway and records the result.
 //!
-//! A task does not know the event loop, which takes the [`Ended`] and continues.
+//! A task does not know the event loop, which takes the result ([`Ended`]) and continues.
 
 use std::sync::Arc;
 use std::time::Duration;
