@@ -5,7 +5,7 @@
 //! progress is lost. With real engines each load of a rate search has a line. Loads after the last
 //! trial belong to the trial under way, which continues from there.
 //!
-//! After a failed write, the torn line is cut off: a full disk leaves whole lines.
+//! After a failed write, the torn line is cut off, so that a full disk leaves only whole lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
@@ -20,7 +20,7 @@ use crate::trial::Trial;
 use sluice_bench::search::TrialRecord;
 use sluice_config::owner::check_named_file;
 
-/// Version of the format; others are refused.
+/// Version of the format. A journal of another version is refused.
 const FORM: u32 = 2;
 
 /// The tuning that a journal belongs to.
@@ -194,7 +194,7 @@ impl<F: Storage> Journal<F> {
         let encoded = serde_json::to_string(line).map_err(|error| self.failed(error.into()))? + "\n";
         let written = self.file.write_all(encoded.as_bytes()).and_then(|()| self.file.sync());
         if let Err(source) = written {
-            // The next start cuts the torn line off, too.
+            // If this fails, the next start cuts the torn line off.
             let _ = self.file.truncate(self.length);
             return Err(self.failed(source));
         }

@@ -53,7 +53,7 @@ pub struct InPlace<E> {
 }
 
 impl<E: BenchEngine> InPlace<E> {
-    /// Expects an engine that runs with the configured flags.
+    /// A backend for `engine`, which must run with the configured flags.
     ///
     /// # Errors
     /// The space has a key of the gateway, a measure exists only for simulated engines, there is

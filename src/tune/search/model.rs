@@ -1,8 +1,8 @@
 //! Asks for settings with the largest expected gain, by a Gaussian process.
 //!
-//! It begins with the default, the [`PREDICTED`] best settings of a simulation, and [`DESIGN`]
-//! evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped to the
-//! nearest settings). Then it asks for the largest *expected improvement x probability of
+//! The search begins with the default, the [`PREDICTED`] best settings of a simulation, and
+//! [`DESIGN`] evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped
+//! to the nearest settings). Then it asks for the largest *expected improvement x probability of
 //! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to the
 //! differences between scores and predictions; the error of a guess for a lost race counts as
 //! noise. The probability of starting is the share of the tried settings, weighted by likeness,
