@@ -48,7 +48,8 @@ use sluice_bench::{LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 
 const READY_EVERY: Duration = Duration::from_millis(500);
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of a query for the server's version; a result can do without it.
+/// Timeout of a query for the server's version. It is short, because a result can do without the
+/// version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_VERSION: usize = 4 << 10;
 /// The name in the body that a dry run shows, if no model is named.

@@ -26,7 +26,7 @@ pub(super) struct Setup {
     pub(super) client: Arc<LoadClient>,
     pub(super) notes: Vec<String>,
     pub(super) server_versions: Vec<String>,
-    /// The gateway's classes; none if the load's are shown.
+    /// The gateway's classes; empty if results are shown by the classes of the load.
     pub(super) classes: Vec<Class>,
     args: BenchArgs,
 }

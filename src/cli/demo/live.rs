@@ -17,7 +17,7 @@ use super::load::{DemoArgs, RATES, plan};
 use crate::cli::line::Line;
 use sluice_bench::{LoadClient, RunPlan, RunResult};
 
-/// Time after which a request has failed; the slowest measured one took 14 s.
+/// Time after which a request counts as failed. The slowest measured request took 14 s.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 /// Warm-up requests of each class, enough to use every engine and connection.
 const WARM_UP: u64 = 4;

@@ -166,7 +166,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         Command::Start { name } => order(client, &format!("{}/start", path(name))).await,
         Command::Stop { name } => order(client, &format!("{}/stop", path(name))).await,
         Command::Promote { name, arm, named } => {
-            // clap requires one of them.
+            // clap requires either `arm` or `named`.
             let arm = arm.as_ref().or(named.as_ref()).map_or_else(String::new, |arm| encode(arm));
             order(client, &format!("{}/promote/{arm}", path(name))).await
         }

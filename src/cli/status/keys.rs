@@ -1,10 +1,10 @@
 //! Lines of `sluice status` about API keys that have used at least a tenth of a token limit.
 //!
-//! Other keys have no line: an operator looks for keys near a limit.
+//! Other keys have no line, because an operator looks for keys near a limit.
 
 use sluice_admin::status::{KeyStatus, Status, Used};
 
-/// Most keys with a line; `--json` has more keys.
+/// Most keys with a line. `--json` shows all keys that the gateway reports.
 const KEYS_SHOWN: usize = 20;
 
 /// The lines, keys nearest to a limit first.

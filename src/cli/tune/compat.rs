@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// The value that means no bound, ms.
+/// The value of the variable, in ms, that means no bound.
 const NO_BOUND: f64 = 1e11;
 /// Most runs in one minute.
 const MOST: u32 = 100;
@@ -115,7 +115,7 @@ impl Compat {
     }
 }
 
-/// The folder of the latest run; tags sort by time.
+/// The folder of the latest run, which has the last name, because tags sort by time.
 fn newest(all: &Path) -> Option<PathBuf> {
     let folders = std::fs::read_dir(all).ok()?.flatten().map(|entry| entry.path());
     folders.filter(|folder| folder.join("tune.toml").is_file()).max()
