@@ -1,7 +1,7 @@
 //! The bodies of responses: a complete text, or a stream of events that lasts until the client
 //! leaves.
 //!
-//! One enum, so that hyper serves both alike.
+//! Both are in one enum, so that hyper serves both alike.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -27,7 +27,7 @@ use sluice_gateway::proxy::{Ending, Ends, ListenError};
 /// Longest wait for responses that are under way.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// A failed accept is usually a lack of file descriptors.
+/// Pause after a failed accept, which is usually a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound admin socket.

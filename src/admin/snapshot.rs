@@ -8,7 +8,7 @@
 //! | `minute` | [`MINUTE_TURNS`] | the last minute by engine and key, as `/admin/findings` has it |
 //! | `hour` | [`HOUR_TURNS`] | the last hour by class and pool |
 //!
-//! Each event is a JSON object that replaces the previous one of its kind, made once for all
+//! Each event is a JSON object that replaces the previous one of its kind. It is made once for all
 //! listeners.
 //!
 //! Bounds: the backends, pools, models and experiments of the configuration. With 200 backends in
@@ -24,9 +24,11 @@ use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::telemetry::{HistoryReport, RequestView, Resolution};
 use sluice_online::tuner::report::TunerReport;
 
-/// Seconds between `report` events; the next constants are for the other events.
+/// Seconds between `report` events.
 pub(super) const REPORT_TURNS: u64 = 2;
+/// Seconds between `minute` events.
 pub(super) const MINUTE_TURNS: u64 = 5;
+/// Seconds between `hour` events.
 pub(super) const HOUR_TURNS: u64 = 15;
 /// Most requests in each list.
 pub(super) const LISTED: usize = 20;
@@ -120,7 +122,7 @@ fn report_event(control: &dyn Control) -> Bytes {
     event("report", &report)
 }
 
-/// JSON has no line feeds, so the data is one line.
+/// The text of an event. JSON has no line feeds, so the data is one line.
 fn event(name: &str, data: &impl Serialize) -> Bytes {
     // Cannot fail: all keys are strings.
     let data = serde_json::to_string(data).unwrap_or_default();

@@ -361,7 +361,8 @@ pub struct ModelStatus {
     pub declared: bool,
     /// The pools that serve the model.
     pub pools: Vec<String>,
-    /// Backends in rotation in these pools: with the model, and all.
+    /// Numbers of backends in rotation in these pools: the backends with the model, and all
+    /// backends.
     pub serving: (usize, usize),
 }
 
