@@ -141,7 +141,7 @@ fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
     ErrorBody { status, kind: "invalid_request_error", param: Some(param.to_owned()), message }
 }
 
-/// The error for any response id: nothing is stored.
+/// The error for any response id, because no response is stored.
 pub(crate) fn unknown(id: &str) -> ErrorBody {
     invalid(404, "response_id", format!("Response with id '{id}' not found."))
 }

@@ -2,7 +2,7 @@
 //!
 //! Virtual time = real time since the start x speed. Steps follow virtual time, not the wake-ups of
 //! the timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds
-//! up; a sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
+//! up. A sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
 //! tokens are right on average. If the process was suspended for more than [`MAX_LAG`], the clock
 //! is set back, so that the missed steps do not run in a burst. The inbox for requests, aborts and
 //! faults is emptied between steps.

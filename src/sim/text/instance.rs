@@ -90,7 +90,7 @@ impl Maker<'_> {
     }
 
     /// A value of the first option that has one. Above level [`SHALLOW`] the options are tried from
-    /// a random one on; deeper, the simplest option is tried first.
+    /// a random one on. From that level on, the simplest option is tried first.
     fn one_of(&mut self, schema: &Map<String, Value>, key: &str, options: &[Value], depth: u32) -> Option<Value> {
         let mut order: Vec<&Value> = options.iter().collect();
         if depth < SHALLOW {

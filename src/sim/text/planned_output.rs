@@ -233,7 +233,8 @@ pub(crate) fn begun(vocabulary: &Vocabulary, seed: u64, text: &str) -> Option<Be
 
 /// The most words at the end of a text that may belong to an output.
 const BEGUN_MAX: usize = 4_096;
-/// The fewest tokens that count as the beginning of an output: one word may be there by chance.
+/// The fewest tokens that count as the beginning of an output, because one word may be there by
+/// chance.
 const BEGUN_MIN: u32 = 2;
 
 /// Finds the beginning of an output at the end of a completion's prompt, and the offset at which it

@@ -1,10 +1,10 @@
 //! Synthetic text: the number of tokens of a text, and the word that a token shows.
 //!
-//! Counting rule without a tokenizer (the ratio is near Llama's): each character of Chinese,
-//! Japanese and Korean scripts is a token; all other characters together are one token per
-//! [`CHARS_PER_TOKEN`], rounded up. The request's seed and the position choose a short word for
-//! each token, so output is readable and repeatable. Ids are hashes of pieces, so they are stable,
-//! but do not lead back to the text.
+//! Without a tokenizer, each character of Chinese, Japanese and Korean scripts counts as a token.
+//! All other characters together count as one token per [`CHARS_PER_TOKEN`], rounded up, which is
+//! near Llama's ratio. The request's seed and the position choose a short word for each token, so
+//! output is readable and repeatable. Ids are hashes of pieces, so they are stable, but do not lead
+//! back to the text.
 
 use twox_hash::XxHash3_64;
 

@@ -1,4 +1,4 @@
-//! Parses a body as a JSON object; reports errors as CPython's `json` does.
+//! Parses a body as a JSON object, and reports errors as CPython's `json` does.
 //!
 //! `serde_json` parses valid bodies. Otherwise a small scanner finds the reason and the position in
 //! characters that CPython reports, because vLLM's error includes both.

@@ -132,7 +132,7 @@ impl VirtualServer {
         }
     }
 
-    /// Loads an adapter after the current step; the next step waits for it. Returns the time at
+    /// Loads an adapter after the current step. The next step waits for it. Returns the time at
     /// which the adapter is loaded.
     pub fn load_adapter(&mut self, now: Duration, adapter: u16) -> Duration {
         let free = self.under_way.as_ref().map_or(now, |step| step.ended.max(now));
