@@ -160,7 +160,7 @@ impl Downstream for LabClient {
     }
 }
 
-/// The gateway's record of the request that ended last; the online tuner gets each record.
+/// The gateway's record of the request that ended last. The online tuner gets each record, too.
 #[derive(Clone, Debug)]
 pub(crate) struct LastRecord {
     last: Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>,
