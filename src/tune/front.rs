@@ -2,8 +2,8 @@
 //!
 //! A trial *dominates* another if it is at least as good in both measures and better in one. The
 //! *front* holds the trials that no other trial dominates. [`Weight::score`] combines a pair into
-//! one number (augmented Chebyshev; Knowles 2006, ParEGO): each member of a front is the best for
-//! some weight.
+//! one number (augmented Chebyshev; Knowles 2006, ParEGO), so that each member of a front is the
+//! best for some weight.
 
 use crate::goal::{Goal, score_of};
 use crate::trial::{Outcome, Trial};

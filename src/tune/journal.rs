@@ -1,9 +1,9 @@
 //! The journal: each trial as a line of JSON, written before the next trial begins.
 //!
 //! The first line names file, method and seed. A search repeats the same trials when it gets the
-//! same outcomes, so a killed tuning begins again with the outcomes of the journal; only work in
-//! progress is lost. With real engines each load of a rate search has a line. Loads after the last
-//! trial belong to the trial under way, which continues from there.
+//! same outcomes. So a killed tuning begins again with the outcomes of the journal, and only work
+//! in progress is lost. With real engines each load of a rate search has a line. Loads after the
+//! last trial belong to the trial under way, which continues from there.
 //!
 //! After a failed write, the torn line is cut off, so that a full disk leaves only whole lines.
 
@@ -168,7 +168,7 @@ impl<F: Storage> Journal<F> {
     /// Adds a trial.
     ///
     /// # Errors
-    /// It cannot be written; the journal keeps its content.
+    /// The trial cannot be written. The journal keeps its content.
     pub fn append(&mut self, trial: &Trial) -> Result<(), TuneError> {
         self.write(trial)
     }
@@ -176,7 +176,7 @@ impl<F: Storage> Journal<F> {
     /// Adds a load of a rate search.
     ///
     /// # Errors
-    /// It cannot be written; the journal keeps its content.
+    /// The load cannot be written. The journal keeps its content.
     pub(crate) fn append_load(&mut self, load: &LoadLine) -> Result<(), TuneError> {
         self.write(load)
     }

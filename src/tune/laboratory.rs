@@ -2,7 +2,7 @@
 //!
 //! A start is not simulated. It costs the time in the simulator's start-up log, with a warm compile
 //! cache if an engine with the same compiled flags was started before. Settings that vLLM refuses
-//! while checking them cost nothing; a refusal after measuring the memory costs
+//! while checking them cost nothing. A refusal after measuring the memory costs
 //! [`SECONDS_TO_REFUSAL`].
 
 use std::collections::BTreeSet;

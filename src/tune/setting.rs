@@ -15,7 +15,7 @@ use sluice_lab::sweep::{self, flag_of};
 /// Keys and values; empty for the defaults.
 pub type Setting = BTreeMap<String, ArgValue>;
 
-/// The cost of changing a key, ascending; costly dimensions vary less often.
+/// The cost of changing a key, ascending. Costly dimensions vary less often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartCost {
     /// A key of the gateway: a reload.

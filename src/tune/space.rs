@@ -1,8 +1,9 @@
 //! The settings that a tuning may try: dimensions with values, and conditions.
 //!
-//! A dimension has values in a meaningful order: neighbours are alike. The value `default` leaves
-//! the key alone, and so does a dimension whose condition `when` does not hold. A setting is in the
-//! space if it breaks no constraint; a constraint on a key that is left alone does not apply.
+//! The values of a dimension are in an order in which neighbours are alike. The value `default`
+//! leaves the key alone, and so does a dimension whose condition `when` does not hold. A setting is
+//! in the space if it breaks no constraint. A constraint on a key that is left alone does not
+//! apply.
 //!
 //! Bounds: [`MAX_SETTINGS`], [`MAX_VALUES`].
 

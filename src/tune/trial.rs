@@ -11,8 +11,8 @@ use sluice_core::stats::Estimate;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
-    /// The setting is compared with the best value so far, if any; the trial ends once it cannot
-    /// win.
+    /// The setting is compared with the best value so far, if any. The trial ends once the setting
+    /// cannot win.
     Race(Option<f64>),
     /// The setting is measured with new loads and verified, which gives the reported values.
     Confirm,

@@ -299,7 +299,8 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(Confirmed { winner, default, comparison, front })
     }
 
-    /// Measures the best setting and the default again; if the best does not hold, the next best.
+    /// Measures the best setting and the default again. If the best does not hold, measures the
+    /// next best.
     async fn confirm(&mut self) -> Result<Confirmed, TuneError> {
         let mut candidates: Vec<Setting> = Vec::new();
         let mut left = self.trials.clone();

@@ -309,8 +309,8 @@ fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
     values.iter().map(|values| values[at]).collect()
 }
 
-/// Whether a race is lost: certainly worse than the best; with two measures, worse in both than
-/// some member of the front.
+/// Whether a race is lost because the setting is certainly worse than the best. With two measures,
+/// it must be worse in both than some member of the front.
 fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
     let own = series(values, 0);
     let Some(against) = &goal.against else { return is_worse(&own, &best.runs, goal.sense(), LOOKS) };

@@ -1,6 +1,6 @@
 //! Real engines as a backend: run by the fleet, measured by the load generator.
 //!
-//! A trial restarts only engines with changed flags; changes of the gateway's keys are reloads. A
+//! A trial restarts only engines with changed flags. Changes of the gateway's keys are reloads. A
 //! start may last as long as the engine's log shows progress. A failure because of the setting is
 //! an outcome. A failure because of the machine (a taken port, a missing program, memory of another
 //! process) ends the tuning, because all later trials would be worthless.
