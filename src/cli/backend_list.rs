@@ -1,6 +1,6 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
-//! On a terminal the table fits the width; if a column of addresses does not fit, each address
+//! On a terminal the table fits the width. If a column of addresses does not fit, each address
 //! stands below the backend's name. Below the table is a line for each engine that does not serve,
 //! with the cause and the remedy. Past failures appear only with `--wide`.
 

@@ -1,4 +1,4 @@
-//! The progress of a load generator on the terminal; nothing if stderr is not a terminal.
+//! The progress of a load generator on the terminal. If stderr is not a terminal, nothing is shown.
 //!
 //! Shows a bar, counts of sent, open and failed requests, and from the last ten seconds the
 //! completed requests per second and, if there is room, a histogram of TTFT. The lines are redrawn

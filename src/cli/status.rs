@@ -242,7 +242,7 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-/// The table of backends. If addresses do not fit the terminal, they are left out; `sluice backend
+/// The table of backends. If addresses do not fit the terminal, they are left out. `sluice backend
 /// list` shows addresses in every width.
 fn table(status: &Status, style: Style) -> Table {
     // The width is measured without colours, because colours are characters, too.

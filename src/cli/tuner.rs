@@ -65,7 +65,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     let (path, events) = match command {
         Command::Show { json, events } => {
             let report: TunerReport = client.get("/admin/tuner").await?;
-            // Cannot fail: all keys are strings.
+            // This cannot fail, because all keys are strings.
             let as_json = || serde_json::to_string(&report).unwrap_or_default();
             return print(&if *json { as_json() } else { text(&report, *events) });
         }

@@ -1,6 +1,6 @@
 //! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
-//! Everything that needs no server is checked before a request is sent: flags that contradict each
+//! Everything that needs no server is checked before a request is sent. Flags that contradict each
 //! other and data sets that cannot be read are wrong usage. `requests` builds the workload.
 
 use std::sync::Arc;

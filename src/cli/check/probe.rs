@@ -39,8 +39,8 @@ struct Question {
     models: Vec<String>,
 }
 
-/// The text of a line, or the difference from the configuration as an error; and the models that
-/// the backend lists.
+/// The text of a line, or as an error the difference from the configuration. The list has the
+/// models that the backend reports.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
 /// Asks all backends, and prints a line for each (with `quiet` only for failed ones) and notes.

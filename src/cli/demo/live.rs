@@ -1,7 +1,7 @@
 //! The arrangements in turn, in real time, behind one gateway.
 //!
 //! A round puts every arrangement in force, sends it the same requests, and ends with the
-//! comparison; `--once` runs one round. If requests were sent late, the machine was too busy, and
+//! comparison. `--once` runs one round. If requests were sent late, the machine was too busy, and
 //! the arrangement is measured again with new engines. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
 
 use std::process::ExitCode;

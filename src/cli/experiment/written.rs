@@ -1,6 +1,6 @@
 //! An experiment as a user writes it, in TOML or JSON.
 //!
-//! TOML has one `[[experiment]]`, as in the configuration; JSON, which begins with `{`, is an
+//! TOML has one `[[experiment]]`, as in the configuration. JSON, which begins with `{`, is an
 //! object with the same keys.
 
 use serde_json::{Map, Value};

@@ -1,4 +1,4 @@
-//! Serves until a signal, or until a newer gateway has taken over; then ends in order.
+//! Serves until a signal arrives or a newer gateway has taken over, then ends in order.
 //!
 //! A stop signal also ends a handover that has begun; other signals wait.
 

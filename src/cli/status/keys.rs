@@ -23,7 +23,7 @@ fn line(key: &KeyStatus) -> Option<String> {
     (!near.is_empty()).then(|| format!("key {}: {}\n", key.name, near.join("; ")))
 }
 
-/// The value; in thousands (k) from ten thousand on, in millions (M) from ten million on.
+/// The value as text: in thousands (k) from ten thousand on, in millions (M) from ten million on.
 pub(super) fn short(value: u64) -> String {
     match value {
         0..10_000 => value.to_string(),

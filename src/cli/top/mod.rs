@@ -164,7 +164,7 @@ fn order(key: KeyEvent) -> Option<Wanted> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Quit,
-    /// From the slowest requests to the histogram; from the histogram, quit.
+    /// Goes from the slowest requests to the histogram, and from the histogram ends the view.
     Back,
     Order(Order),
     /// The terminal has a new size.

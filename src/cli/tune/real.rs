@@ -35,7 +35,7 @@ pub(super) enum Ended {
     Interrupted,
 }
 
-/// Tunes the engines of a scenario; their logs and journal are in `folder`.
+/// Tunes the engines of a scenario. The engines' logs and journal are in `folder`.
 pub(super) fn tuned(
     plan: &Plan,
     scenario: Scenario,

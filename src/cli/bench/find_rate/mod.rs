@@ -57,7 +57,7 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
     Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The objectives of each class; a class without objectives is an error.
+/// The objectives of each class. A class without objectives is an error.
 fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     let plan = &setup.plan;
     if plan.sessions.is_some() || plan.workload.leaving > 0.0 {
