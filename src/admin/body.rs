@@ -16,7 +16,7 @@ use super::events::EventStream;
 /// The body of a response.
 #[derive(Debug)]
 pub enum AdminBody {
-    /// A text; `None` once it was taken.
+    /// A text. `None` once the text was taken.
     Text(Option<Bytes>),
     /// A stream of events.
     Events(EventStream),

@@ -142,7 +142,7 @@ impl AdminClient {
         options: &RestartOptions,
     ) -> Result<RestartBegun, AdminClientError> {
         let path = format!("/admin/backends/{}/{}/restart", encode(pool), encode(backend));
-        // Cannot fail: all keys are strings.
+        // This cannot fail, because all keys are strings.
         let body = serde_json::to_vec(options).unwrap_or_default();
         self.parse(&self.request(Method::POST, &path, body.into(), RESTART_TIMEOUT).await?)
     }

@@ -1,7 +1,7 @@
 //! `GET /admin/events`: the state of the gateway as server-sent events, once a second.
 //!
 //! While there are listeners, one task makes the events ([`snapshot`](super::snapshot)) for all. A
-//! listener gets the latest events at once, and then each new one; a slow listener misses events.
+//! listener gets the latest events at once, and then each new one. A slow listener misses events.
 //! When the token changes, all streams end.
 //!
 //! Bounds: [`STREAMS_MAX`] streams, each with at most the latest event of every kind, shared by the

@@ -1,9 +1,9 @@
 //! `POST /admin/backends/{pool}/{backend}/restart`: the options of a restart.
 //!
-//! The body is a JSON object with `set` (flags and values), `reset`, `hold` and `cut`; no body
-//! restarts with the present settings. A value that is a text is read as in `--set FLAG=VALUE`;
-//! other values are taken as they are. An unknown key is an error, because a misspelt `hold` must
-//! not be ignored.
+//! The body is a JSON object with `set` (flags and values), `reset`, `hold` and `cut`. A request
+//! without a body restarts the engine with the present settings. A value that is a text is read as
+//! in `--set FLAG=VALUE`; other values are taken as they are. An unknown key is an error, because a
+//! misspelt `hold` must not be ignored.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub enum RestartOptionsError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RestartOptions {
-    /// Flags to change, with or without dashes; the others stay.
+    /// Flags to change, with or without dashes. All other flags stay.
     pub set: BTreeMap<String, Value>,
     /// Discard earlier changes of flags: start from the configuration.
     pub reset: bool,

@@ -2,7 +2,7 @@
 //!
 //! The port shares only the state behind [`Control`] with the data plane, so a slow reader here
 //! delays no request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients
-//! have not taken; after a hand-over of the port, an open connection has the same time to send one
+//! have not taken. After a hand-over of the port, an open connection has the same time to send one
 //! more request.
 
 use std::convert::Infallible;

@@ -83,7 +83,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// The events after `turn`, which counts from 1; events that are not due stay.
+    /// The events after turn number `turn`, which counts from 1. Events that are not due stay as
+    /// they were.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
         let [status, report, minute, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);
@@ -124,7 +125,7 @@ fn report_event(control: &dyn Control) -> Bytes {
 
 /// The text of an event. JSON has no line feeds, so the data is one line.
 fn event(name: &str, data: &impl Serialize) -> Bytes {
-    // Cannot fail: all keys are strings.
+    // This cannot fail, because all keys are strings.
     let data = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n").into()
 }

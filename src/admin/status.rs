@@ -1,6 +1,6 @@
 //! The types of `/admin/status`: written by the gateway, read by `sluice status` and the live page.
 //!
-//! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Fields are only added; a
+//! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Fields are only added. A
 //! field that an older gateway does not send gets a default.
 
 use std::collections::BTreeMap;
@@ -323,10 +323,10 @@ pub struct BackendStatus {
     /// Observed milliseconds per output token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
-    /// Observed prompt tokens per second until the first token, with the wait in the engine; a
-    /// guess at first.
+    /// Observed prompt tokens per second until the first token, with the wait in the engine. Before
+    /// the first observation, it is a guess.
     pub prefill_tokens_per_second: f64,
-    /// Seconds since the last observation; absent for the guess.
+    /// Seconds since the last observation; absent before the first one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_seen_seconds: Option<f64>,
     /// Seconds for which the engine has sent nothing with requests in flight.
@@ -357,7 +357,7 @@ pub struct ModelStatus {
     pub aliases: Vec<String>,
     /// Whether the model is a LoRA adapter.
     pub adapter: bool,
-    /// Whether the configuration has the model; otherwise engines have reported it.
+    /// Whether the configuration has the model. If not, engines have reported it.
     pub declared: bool,
     /// The pools that serve the model.
     pub pools: Vec<String>,
