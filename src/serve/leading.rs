@@ -107,7 +107,7 @@ impl Deciders {
         Self { end, tasks }
     }
 
-    /// Aborts the tasks: another gateway may decide now.
+    /// Aborts the tasks, because another gateway may decide now.
     pub(crate) fn abort(self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }

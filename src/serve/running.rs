@@ -144,7 +144,8 @@ impl Running {
         self.app.core.telemetry.flush();
     }
 
-    /// Ends the deciders: their state is on disk, the engines run on, and the journal is unlocked.
+    /// Ends the deciders. Then their state is on disk, the engines run on, and the journal is
+    /// unlocked.
     ///
     /// # Errors
     /// An engine is being changed or stopped; nothing has changed.

@@ -1,7 +1,7 @@
 //! Files of state in the folder of the engines' journal (`fleet.state`).
 //!
-//! A file that cannot be read is renamed and counts as empty: a gateway without saved measurements
-//! is better than no gateway. `sluice_fleet` bounds the size.
+//! A file that cannot be read is renamed and counts as empty, because a gateway without saved
+//! measurements is better than no gateway. `sluice_fleet` bounds the size.
 
 use std::path::Path;
 

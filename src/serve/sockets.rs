@@ -55,8 +55,8 @@ impl Sockets {
 }
 
 /// Whether a socket at `address` is for clients: at the configured address, or at all addresses
-/// with the configured port. The admin socket must match exactly: its address decides who may use
-/// it.
+/// with the configured port. The admin socket must match exactly, because the address decides who
+/// may use the socket.
 fn is_for_clients(configured: SocketAddr, address: SocketAddr) -> bool {
     configured == address || address.ip().is_unspecified() && configured.port() == address.port()
 }

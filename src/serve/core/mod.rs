@@ -1,6 +1,6 @@
 //! The parts of a running gateway that all services share.
 //!
-//! Request threads take snapshots: configuration and routing table are swapped whole
+//! Request threads take snapshots, because configuration and routing table are swapped whole
 //! (`in_force.rs`). Only changes of the configuration hold locks.
 //!
 //! A service ([`tuner`](crate::tuner), [`scaler`](crate::scaler), and others) has a reference to
@@ -44,7 +44,7 @@ pub enum Source {
         /// The values of `--set`.
         sets: Vec<String>,
     },
-    /// Flags or code: a reload is refused.
+    /// The configuration comes from flags or code, so a reload is refused.
     Fixed,
 }
 

@@ -95,7 +95,7 @@ impl ExperimentService {
         if saved.is_empty() || !self.core.fleet.lead().is_held() {
             return Ok(());
         }
-        // Cannot fail: no map keys.
+        // This cannot fail, because there are no map keys.
         let bytes = serde_json::to_vec(&saved).unwrap_or_default();
         sluice_fleet::replace_state(folder, FILE, &bytes)
     }

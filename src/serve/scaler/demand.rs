@@ -277,7 +277,8 @@ mod tests {
                 serde_json::json!({ "version": 1, "begun": "", "writes": 1, "known": [], "gateways": { "b": entry } });
             others.see(&Ledger::parse(ledger.to_string().as_bytes()).unwrap(), "a");
         };
-        // Requests from before the first look do not count: they are not the load of one second.
+        // Requests from before the first look do not count, because they are not the load of one
+        // second.
         write(1, 0.0);
         write(1, 1e9);
         for second in 1..=70 {

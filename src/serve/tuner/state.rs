@@ -124,7 +124,7 @@ impl TunerState {
             let is_change = kind.is_change();
             self.counts[*kind as usize].fetch_add(1, Ordering::Relaxed);
             let timed = TimedEvent { time: format!("{:.0}", Timestamp::now()), event };
-            // Cannot fail: all keys are strings.
+            // This cannot fail, because all keys are strings.
             lines.extend(serde_json::to_vec(&timed).unwrap_or_default());
             lines.push(b'\n');
             if is_change {
@@ -160,7 +160,7 @@ impl TunerState {
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return Ok(());
         }
-        // Cannot fail: all keys are strings.
+        // This cannot fail, because all keys are strings.
         let bytes = serde_json::to_vec(&self.tuner.lock().saved(self.started.elapsed())).unwrap_or_default();
         sluice_fleet::replace_state(&self.folder, STATE, &bytes)
     }

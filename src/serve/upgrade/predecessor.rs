@@ -163,7 +163,7 @@ impl Predecessor {
         }
         let conceded = self.concede(claims, admission);
         let _ = send(&mut self.stream, &conceded).await;
-        // No time limit: the previous gateway may have handed over already.
+        // There is no time limit, because the previous gateway may have handed over already.
         self.unsaid = self.next_claims().await?.map(|claims| self.concede(claims, admission));
         Ok(())
     }
