@@ -1,7 +1,7 @@
 //! Plays a row's load against a simulated server on virtual time and measures latencies as a
 //! client.
 //!
-//! The client is a program on the same host. It opens the streams one after the other; each stream
+//! The client is a program on the same host. It opens the streams one after the other. Each stream
 //! sends the next request after the last token of the previous one. Deterministic: arrivals and
 //! step jitter come from seeds. [`rows`](super::rows) bounds the requests.
 

@@ -6,7 +6,7 @@
 //! latencies, not on queueing.
 //!
 //! A deterministic pattern search moves each constant up and down by a share and keeps
-//! improvements; without an improvement, it reduces the share. Constants on which no row depends do
+//! improvements. Without an improvement, it reduces the share. Constants on which no row depends do
 //! not change. Bounds: a few shares, each with at most [`SWEEPS`] passes through the constants.
 
 use super::play::play;

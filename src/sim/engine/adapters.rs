@@ -2,9 +2,9 @@
 //!
 //! As in vLLM, the GPU (`--max-loras` slots) and host memory (`--max-cpu-loras` adapters, by
 //! default as many as slots) are least-recently-used caches. A step that uses an adapter in neither
-//! cache reads it from disk while all sequences wait; an adapter in host memory is copied to a
-//! slot. Loads are counted here and priced by the cost model. Adapters loaded before the first step
-//! (`--lora-modules`) pass through both caches in order, so the last ones stay.
+//! cache reads the adapter from disk while all sequences wait. An adapter in host memory is copied
+//! to a slot. Loads are counted here and priced by the cost model. Adapters loaded before the first
+//! step (`--lora-modules`) pass through both caches in order, so the last ones stay.
 
 /// Adapters that a step had to load before it could start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

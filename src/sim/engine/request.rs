@@ -53,7 +53,7 @@ pub struct EngineConfig {
     pub watermark: f64,
     /// Order of admission.
     pub policy: Policy,
-    /// Maximum distinct adapters in the running list. 0 if LoRA is off; then no request may name an
+    /// Maximum distinct adapters in the running list. 0 if LoRA is off. Then no request may name an
     /// adapter.
     pub max_loras: u32,
     /// Adapters in host memory; at least `max_loras`.

@@ -106,7 +106,7 @@ impl Speculation {
         if tokens > 1 && short > 0.0 && rng.unit() < short { 1 + rng.below(tokens as usize - 1) as u32 } else { tokens }
     }
 
-    /// Share of drafts shorter than `tokens`; all shorter lengths are equally frequent.
+    /// Share of drafts shorter than `tokens`. All shorter lengths are equally frequent.
     fn short_share(&self) -> f64 {
         let most = f64::from(self.tokens);
         if self.drafter == Drafter::Model { 0.0 } else { (2.0 * (1.0 - self.length / most)).clamp(0.0, 1.0) }

@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// Loads an adapter into host memory and a GPU slot before a request names it, as vLLM's start
-    /// does for each of `--lora-modules`. Returns the time for which the engine is busy; the caller
+    /// does for each of `--lora-modules`. Returns the time for which the engine is busy. The caller
     /// lets it pass. Does nothing without LoRA.
     pub fn load_adapter(&mut self, adapter: u16) -> Duration {
         if self.config.max_loras == 0 {
@@ -105,7 +105,7 @@ impl Engine {
         self.cost.adapter_loading(&load)
     }
 
-    /// Adds a request. The next plan considers it; with asynchronous scheduling, the plan after the
+    /// Adds a request. The next plan considers it. With asynchronous scheduling, the plan after the
     /// next.
     ///
     /// # Errors
@@ -407,7 +407,7 @@ impl Engine {
         self.pause = pause;
     }
 
-    /// Forgets all cached blocks; with `preempt`, preempts all running sequences first. Returns
+    /// Forgets all cached blocks. With `preempt`, preempts all running sequences first. Returns
     /// whether it was done: as in vLLM, not while a block is held.
     pub fn reset_prefix_cache(&mut self, preempt: bool) -> bool {
         if preempt {

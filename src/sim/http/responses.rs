@@ -158,7 +158,7 @@ pub(crate) struct ResponsesWriter {
     model: String,
     echo: EchoedFields,
     number: u64,
-    /// The text so far; the last events repeat it.
+    /// The text so far. The last events repeat it.
     text: String,
     /// The tool that is called, if the text is the arguments of a call.
     call: Option<CalledTool>,

@@ -2,7 +2,7 @@
 //!
 //! HTTP/1.1 as uvicorn serves it: idle connections close after `--timeout-keep-alive`, errors are
 //! vLLM's objects, unknown routes get 404. A client that closes the connection aborts the request.
-//! [`spawn`] runs a server on the current tokio runtime; a process can run several. Bodies are
+//! [`spawn`] runs a server on the current tokio runtime. A process can run several. Bodies are
 //! bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
 
 use std::net::SocketAddr;
@@ -60,7 +60,7 @@ pub struct Snapshot {
     pub prefix: (u64, u64),
 }
 
-/// A running server. Dropping the handle leaves the server running; [`Handle::shutdown`] ends it.
+/// A running server. Dropping the handle leaves the server running. [`Handle::shutdown`] ends it.
 #[derive(Debug)]
 pub struct Handle {
     addr: SocketAddr,

@@ -1,7 +1,7 @@
 //! The pages and errors that SGLang has in place of vLLM's.
 //!
 //! `/health_generate` waits a second, as in SGLang, and 20 s if the engine hangs. Field names and
-//! texts are from SGLang 0.5.23; the values are the simulator's. Other routes and generated answers
+//! texts are from SGLang 0.5.23. The values are the simulator's. Other routes and generated answers
 //! have the same form as in vLLM.
 
 use std::fmt::Write;

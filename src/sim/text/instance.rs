@@ -89,8 +89,8 @@ impl Maker<'_> {
         target.and_then(|target| self.root.pointer(target)).unwrap_or(schema).clone()
     }
 
-    /// A value of the first option that has one. Above level [`SHALLOW`] the options are tried from
-    /// a random one on. From that level on, the simplest option is tried first.
+    /// A value of the first option that has one. Before level [`SHALLOW`] the options are tried
+    /// from a random one on. From that level on, the simplest option is tried first.
     fn one_of(&mut self, schema: &Map<String, Value>, key: &str, options: &[Value], depth: u32) -> Option<Value> {
         let mut order: Vec<&Value> = options.iter().collect();
         if depth < SHALLOW {

@@ -5,9 +5,9 @@
 //! work by tokens and pace, gives permits for long prefills until the first token, and spills. (The
 //! laboratory places requests as the current gateway does.) A request is placed when the whole body
 //! has arrived, which takes [`BODY`] for a long prompt. Arrivals and classes are those of `sluice
-//! bench` with the same seed; only the jitter and the delay of bodies differ between draws.
+//! bench` with the same seed. Only the jitter and the delay of bodies differ between draws.
 //!
-//! The constants of the host, but not of the GPU, were fitted to these rows;
+//! The constants of the host, but not of the GPU, were fitted to these rows.
 //! [`fit_without_each_row`] predicts each row from the others. `cargo test -p sluice-sim
 //! calibrate::tests::mixed -- --nocapture` prints the table.
 
@@ -410,7 +410,7 @@ fn fit(rows: &[Arrangement], start: [f64; 4]) -> (f64, [f64; 4]) {
     best
 }
 
-/// Applies `work` to each of `items` on all cores; the results are in the order of the items.
+/// Applies `work` to each of `items` on all cores. The results are in the order of the items.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = items.len().div_ceil(cores);

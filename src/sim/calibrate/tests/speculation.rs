@@ -1,9 +1,9 @@
 //! The accuracy of speculative decoding on `tests/fixtures/h200/speculation*.csv`.
 //!
-//! The constants were fitted to the steps of some runs; other steps, the results of all runs and
+//! The constants were fitted to the steps of some runs. Other steps, the results of all runs and
 //! the mixed load were left out of the fit. The speed of this machine's CPU changed by a factor of
 //! two while it was measured. So each comparison is made twice. With the speed of the runs without
-//! drafts (`trio`) it is a forecast; with the speed that the scheduler's times show for the run, it
+//! drafts (`trio`) it is a forecast. With the speed that the scheduler's times show for the run, it
 //! shows the error of the model.
 
 use super::*;

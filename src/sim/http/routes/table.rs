@@ -16,7 +16,7 @@ enum Condition {
     /// `VLLM_SERVER_DEV_MODE`
     Dev,
     Profiler,
-    /// The route always exists; vLLM does not have it.
+    /// The route always exists. VLLM does not have it.
     Sim,
     /// The model is an embedding model.
     Embeddings,
