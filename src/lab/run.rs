@@ -135,7 +135,8 @@ struct Simulation {
     start: Instant,
     /// tokio's clock, since the start.
     clock: Duration,
-    /// Time of the last request sent or queued; in a closed loop also of the last end.
+    /// Time at which a request was last sent or queued; in a closed loop, also at which one last
+    /// ended.
     last_request: Duration,
     /// Number of arrivals of each traffic that were put into the event queue.
     arrivals: Vec<u64>,
