@@ -1,7 +1,7 @@
 //! Warns at each start and reload about the gateway's certificates that expire soon.
 //!
 //! The dates themselves are in `sluice_tls_certificate_expiry_timestamp_seconds`. The gateway does
-//! not renew certificates; send SIGHUP after a renewal.
+//! not renew certificates. Send SIGHUP after a renewal.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,6 +1,6 @@
 //! Checks of a configuration before it is put in force, beyond the text.
 //!
-//! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API
+//! `sluice check`, `sluice serve` and a reload call [`check`]. A restart through the admin API
 //! checks the engine in the same way ([`check_settings`]). Nothing is started or bound.
 //!
 //! A problem that the gateway may not meet when it runs is only a remark. At a [`Purpose::Look`],
@@ -191,7 +191,7 @@ impl Found<'_> {
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),
-            // The start refuses a folder that another gateway uses; an untrusted one is reported
+            // The start refuses a folder that another gateway uses. An untrusted one is reported
             // already.
             Ok(()) | Err(JournalError::Taken { .. } | JournalError::Untrusted(_)) => Ok(()),
         });

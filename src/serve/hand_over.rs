@@ -49,10 +49,10 @@ enum NotHandedOver {
 }
 
 impl Running {
-    /// Hands over to the gateway that asks. Returns the other process id once this gateway accepts
-    /// no more connections; then the caller must call [`Running::drain`]. `None`: this gateway goes
-    /// on, because the visitor was refused or failed (the log says why), or because `stop`
-    /// completed before the new gateway was ready.
+    /// Hands over to the gateway that asks. Returns the process id of that gateway once this one
+    /// accepts no more connections. Then the caller must call [`Running::drain`]. `None`: this
+    /// gateway goes on, because the visitor was refused or failed (the log says why), or because
+    /// `stop` completed before the new gateway was ready.
     pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream, stop: impl Future<Output = ()>) -> Option<u32> {
         let begun = Instant::now();
         match self.try_to_hand_over(door, visitor, stop).await {

@@ -220,7 +220,7 @@ async fn end_to_act(app: &Arc<App>, lead: &Lead, in_order: bool) {
     }
 }
 
-/// Ends the tuner's trials; the limits in force stay.
+/// Ends the tuner's trials. The limits in force stay.
 fn end_trials(core: &Core) {
     core.set_acts(false);
     let view = core.admission.view();

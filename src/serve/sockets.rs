@@ -2,7 +2,7 @@
 //! activation).
 //!
 //! systemd passes sockets from descriptor 3 on, and announces them in `LISTEN_FDS` and
-//! `LISTEN_PID`. A socket serves the port with the same address; the gateway opens every other
+//! `LISTEN_PID`. A socket serves the port with the same address. The gateway opens every other
 //! configured address.
 
 use std::net::{SocketAddr, TcpListener};

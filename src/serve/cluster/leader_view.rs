@@ -2,7 +2,7 @@
 //!
 //! With `leader = "serves"`, only the leader is ready. A leader that cannot renew does not know
 //! whether another one leads. In mode `keep` it stays ready until it has seen another leader. If
-//! two gateways serve, the ledger still keeps the limits; if none serves, clients have an outage.
+//! two gateways serve, the ledger still keeps the limits. If none serves, clients have an outage.
 //! In mode `strict`, a gateway without a store admits nothing anyway.
 
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! engines that serve them.
 //!
 //! The gateway's own engines get their adapters when they start. Bounds: one look every
-//! [`LOOK_INTERVAL`]; a refused adapter is tried again after [`LOAD_INTERVAL`].
+//! [`LOOK_INTERVAL`]. A refused adapter is tried again after [`LOAD_INTERVAL`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

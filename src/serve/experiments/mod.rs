@@ -2,7 +2,7 @@
 //!
 //! Ramps follow the calendar clock, because a ramp may begin at a date. Measurements are saved
 //! every [`SAVE_INTERVAL`] and at the end, in the folder of the engines' journal (`fleet.state`),
-//! and the next gateway goes on with them; a crash loses the last seconds.
+//! and the next gateway goes on with them. A crash loses the last seconds.
 
 mod adapters;
 mod saved;
@@ -52,7 +52,7 @@ impl ExperimentService {
         Self { core, added: Mutex::new(added) }
     }
 
-    /// Starts the tasks. They run until `end` is true; then the measurements are saved.
+    /// Starts the tasks. They run until `end` is true. Then the measurements are saved.
     pub(crate) fn start(self: &Arc<Self>, end: &watch::Receiver<bool>) -> [JoinHandle<()>; 2] {
         let folder = self.core.config.load().fleet.state.clone();
         [

@@ -41,7 +41,7 @@ impl Added {
         self.active.len() + self.left_out.len() < before
     }
 
-    /// Saves the experiments; if that fails, the earlier file stays.
+    /// Saves the experiments. If that fails, the earlier file stays.
     pub(crate) fn save(&self, folder: &Path) -> Result<(), ExperimentError> {
         let all: Vec<_> = self.left_out.iter().map(|(experiment, _)| experiment).chain(&self.active).collect();
         // This cannot fail, because all keys are strings.

@@ -3,7 +3,7 @@
 //!
 //! The duration of a start is measured from the first sight of an unused backend or pod until its
 //! use. The longest of the last [`STARTS`] counts, because too short an estimate would order
-//! engines too late; durations in the journal take precedence. If several gateways share the
+//! engines too late. Durations in the journal take precedence. If several gateways share the
 //! engines, all loads are added (`cluster/loads.rs`).
 //!
 //! After a restart, capacity and load of the previous day are learned anew. Until then the number

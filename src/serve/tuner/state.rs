@@ -1,7 +1,7 @@
 //! The online tuner with a memory: the last events, counts of events, and two files.
 //!
 //! The files are in the folder of the engines' journal (`fleet.state`). `tuner.json` has the kept
-//! limits; the next gateway goes on with them, unless the configured limits have changed.
+//! limits. The next gateway goes on with them, unless the configured limits have changed.
 //! `tuner.jsonl` has every event, one line each, with observations and simulations. A change under
 //! trial is not kept.
 //!
@@ -154,7 +154,7 @@ impl TunerState {
     /// Saves the kept limits, unless another gateway has the files.
     ///
     /// # Errors
-    /// The limits cannot be written; the earlier file stays.
+    /// The limits cannot be written. The earlier file stays.
     pub(crate) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {

@@ -2,7 +2,7 @@
 //!
 //! Only the gateway's user may connect (mode 0600, in a folder of the gateway), and the user of
 //! every visitor is checked. The socket itself is handed over too, so that the path always leads to
-//! the gateway that accepts connections. A killed gateway leaves a path without a listener; the
+//! the gateway that accepts connections. A killed gateway leaves a path without a listener. The
 //! next start replaces it.
 
 use std::fs;

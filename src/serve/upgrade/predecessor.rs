@@ -66,7 +66,7 @@ pub(crate) struct Predecessor {
 /// gateway waits until this one serves or ends. `stopped`: this gateway must end before it serves.
 ///
 /// # Errors
-/// No gateway runs, or it refuses; nothing has changed.
+/// No gateway runs, or it refuses. Nothing has changed.
 pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Opened, Option<Door>), UpgradeError> {
     let folder = &super::folder(config);
     let path = Door::path(folder);

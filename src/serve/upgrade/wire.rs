@@ -75,7 +75,7 @@ pub(crate) struct Ready {}
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Said {
     Claims(Claims),
-    /// The old gateway goes on; the new one must not serve.
+    /// The old gateway goes on. The new one must not serve.
     Withdrawn {
         why: String,
     },

@@ -37,7 +37,7 @@ impl Client {
         Self { key, running: Vec::new(), served: 0 }
     }
 
-    /// Tries to run `most` requests; refused ones are sent again at the next call.
+    /// Tries to run `most` requests. Refused ones are sent again at the next call.
     fn fill(&mut self, most: usize) {
         self.running.truncate(most);
         while self.running.len() < most
