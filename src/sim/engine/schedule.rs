@@ -2,11 +2,12 @@
 //! scheduler.
 //!
 //! 1. The budget is `max_num_batched_tokens`, the cap per request `long_prefill_token_threshold`.
-//! 2. Running sequences first, in list order: chunk = min(tokens - computed, cap, budget). If
-//!    blocks are missing, a sequence is preempted.
-//! 3. Then the queue in order, unless a sequence was preempted, while budget and `max_num_seqs`
-//!    allow. A request whose adapter would exceed `max_loras` keeps its place and is skipped.
-//!    Admission stops at the first prompt for which too few blocks are free.
+//! 2. Running sequences advance first, in list order: chunk = min(tokens - computed, cap, budget).
+//!    If blocks are missing, a sequence is preempted.
+//! 3. Then waiting sequences start in the order of the queue, unless a sequence was preempted,
+//!    while budget and `max_num_seqs` allow. A request whose adapter would exceed `max_loras` keeps
+//!    its place and is skipped. Admission stops at the first prompt for which too few blocks are
+//!    free.
 //!
 //! `prefill_schedule_interval` N delays prefills, also of running sequences, while a sequence
 //! decodes: after a step that carried prefill, the next N - 1 steps carry none. The delay ends

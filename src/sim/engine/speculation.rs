@@ -7,9 +7,10 @@
 //! Acceptance is a rate for each position: entry i is the share of drafts of which the first i + 1
 //! tokens were accepted, as `vllm:spec_decode_num_accepted_tokens_per_pos` divided by
 //! `vllm:spec_decode_num_drafts` shows it. Beyond the given positions, the rates continue to fall
-//! by the ratio of the last two. The simulator draws each draft independently, although in real
-//! texts accepted parts alternate with rejected parts. Texts of which more is accepted end after
-//! fewer steps. A mean over all texts hides this, so there are [`Speculation::kinds`].
+//! by the ratio of the last two. The simulator draws each draft independently, although in a real
+//! text parts with many accepted drafts alternate with parts with few. Texts of which more is
+//! accepted end after fewer steps. A mean over all texts hides this, so there are
+//! [`Speculation::kinds`].
 
 use super::id::SequenceId;
 use sluice_core::base::Rng;
