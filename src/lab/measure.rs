@@ -263,7 +263,7 @@ impl<'a> Measured<'a> {
         }
     }
 
-    /// A class of the traffic, otherwise of the gateway.
+    /// The metrics of a class of the traffic or, without such a class, of the gateway.
     fn of_class(&self, class: &str) -> Option<&Metrics> {
         let traffic = &self.result.config.classes;
         let classes = match traffic.iter().any(|own| own.name == class) {
