@@ -153,7 +153,8 @@ mod tests {
     }
 
     proptest! {
-        /// A race needs certainty to exceed a bound, and lost requests exceed every bound.
+        /// In a race, a bound counts as exceeded only if that is certain. Lost requests exceed
+        /// every bound.
         #[test]
         fn what_is_certainly_exceeded_is_exceeded(
             values in proptest::collection::vec(1.0f64..100.0, 2..9), limit in 1.0f64..100.0, looks in 1usize..5,

@@ -77,7 +77,7 @@ pub struct TuneTable {
     pub hit_rate: Option<f64>,
     /// More measures to show, if the objective is a measure.
     pub beside: Vec<String>,
-    /// Requests of the shortest trial of a rate.
+    /// Number of requests of the shortest trial, if the objective is a rate.
     pub requests: usize,
     /// Runs of each setting, if the objective is a measure. A confirmation takes twice as many.
     pub runs: usize,

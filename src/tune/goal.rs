@@ -31,9 +31,9 @@ pub struct Goal {
     pub beside: Vec<Measure>,
     /// Bounds that a setting must keep.
     pub bounds: Vec<Bound>,
-    /// Requests of the shortest trial of a rate.
+    /// Number of requests of the shortest trial, if the objective is a rate.
     pub requests: usize,
-    /// Runs of a setting for a measure.
+    /// Number of runs of a setting, if the objective is a measure.
     pub runs: usize,
     /// Runs with new loads that prove the winner.
     pub repeats: usize,

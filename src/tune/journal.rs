@@ -65,7 +65,7 @@ pub trait Storage: Write {
     /// Makes written bytes durable.
     fn sync(&mut self) -> std::io::Result<()>;
 
-    /// Removes all after the first `length` bytes, where the next write continues.
+    /// Removes all bytes after the first `length`. The next write continues there.
     fn truncate(&mut self, length: u64) -> std::io::Result<()>;
 }
 

@@ -1,8 +1,8 @@
 //! Settings in a table: by name, or by a column for each key if names are long.
 //!
-//! Only differences are named. A key with one value in all settings but the defaults is given once
-//! ([`Names::shared`]). Names over [`LONGEST`] characters become columns, whose heads [`wrapped`]
-//! breaks.
+//! A name has only the keys in which settings differ. A key with one value in all settings but the
+//! defaults is given once ([`Names::shared`]). Names over [`LONGEST`] characters become columns,
+//! whose heads [`wrapped`] breaks.
 
 use std::collections::BTreeSet;
 
