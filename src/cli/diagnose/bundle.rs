@@ -26,7 +26,7 @@ const HIDDEN: [(&str, &str); 8] = [
     ("path", "file"),
     ("client", "address"),
 ];
-/// Lists whose elements have the name of a key in `name`.
+/// The name of the lists whose elements have the name of an API key in `name`.
 const KEY_LISTS: &str = "keys";
 
 /// Reads all responses and writes `file`. Returns the text for stdout.
