@@ -136,7 +136,7 @@ impl From<&ClassStatus> for Class {
     }
 }
 
-/// Tokens that one API key has used of token limits.
+/// The part of each token limit of one API key that the key has used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KeyStatus {
