@@ -1,4 +1,4 @@
-//! Checks of a configuration before it is put in force, beyond the text.
+//! Checks of a configuration, beyond the text, before the configuration is put in force.
 //!
 //! `sluice check`, `sluice serve` and a reload call [`check`]. A restart through the admin API
 //! checks the engine in the same way ([`check_settings`]). Nothing is started or bound.

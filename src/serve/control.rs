@@ -215,7 +215,8 @@ impl App {
     }
 }
 
-/// `reports`: whether a backend of a pool reports the model, which decides for undeclared models.
+/// The pools that serve a model. `reports`: whether a backend of a pool reports the model, which
+/// decides for undeclared models.
 fn pools_of(config: &Config, model: Option<ModelId>, reports: impl Fn(&str) -> bool) -> Vec<String> {
     let serves = |pool: &&sluice_config::Pool| match (&pool.models, model) {
         (ModelScope::All, Some(_)) => true,

@@ -20,7 +20,7 @@ use sluice_config::{Address, Config, FoundPod};
 use sluice_fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
 use sluice_fleet::warm_up_external;
 
-/// Longest pause between looks: engines and configurations change without a notification.
+/// Longest pause between looks, because engines and configurations change without a notification.
 const LOOK: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 8;
