@@ -191,8 +191,8 @@ impl Engine {
         Some(StepOutcome { gpu, preparation, launch, exposed, load, emitted, admitted, preempted, adapter_loads })
     }
 
-    /// Makes requests that were added since the last step began available to the next plan. For a
-    /// caller that plans later than at the beginning of a step.
+    /// Makes requests that were added since the last step began available to the next plan. This is
+    /// for a caller that plans later than at the beginning of a step.
     pub fn stage_fresh(&mut self) {
         for slot in self.fresh.drain(..) {
             self.sequences[slot as usize].place = Some(Place::Staged);
@@ -237,7 +237,7 @@ impl Engine {
             match sequence.place {
                 Some(Place::Waiting) => self.dequeue(slot),
                 Some(Place::Staged) => self.staged.retain(|other| *other != slot),
-                // The next iteration over the running list drops it.
+                // The next iteration over the running list drops the sequence.
                 Some(Place::Running) => {
                     self.ending -= 1;
                     self.compute(slot, load);
