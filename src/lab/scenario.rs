@@ -182,8 +182,8 @@ impl Scenario {
     }
 
     /// Checks that every backend that the file names exists and has one `[[engine]]`. With a
-    /// configuration of the gateway, also that at most one table names no backend and none has a
-    /// count.
+    /// configuration of the gateway, also checks that at most one table names no backend and that
+    /// none has a count.
     fn check_tables(&self, config: &Config, is_configured: bool) -> Result<(), LabError> {
         let mut named = BTreeSet::new();
         for name in self.file.engine.iter().flat_map(|table| &table.backend) {

@@ -100,9 +100,9 @@ pub struct Plant {
 pub enum PlantedFault {
     /// Everything takes this many times as long.
     Slower(f64),
-    /// The engine crashes when a request arrives while it has this many.
+    /// The engine crashes when a request arrives while the engine has this many.
     CrashesAt(usize),
-    /// The engine hangs when a request arrives while it has this many.
+    /// The engine hangs when a request arrives while the engine has this many.
     HangsAt(usize),
     /// Prompts with more tokens than this fail.
     FailsAbove(u32),
@@ -113,7 +113,8 @@ pub enum PlantedFault {
 /// A change of an engine during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EngineChange {
-    /// Every operation takes this many times as long. Above 0; 1 restores the usual speed.
+    /// Every operation takes this many times as long. The factor is above 0; 1 restores the usual
+    /// speed.
     Slower(f64),
     /// The engine stops at once: streams break, connections are refused and probes fail.
     Stop,
