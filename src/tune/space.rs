@@ -228,7 +228,8 @@ impl Space {
 }
 
 impl Dimension {
-    /// The setting with each value of the dimension, or unchanged where it does not apply.
+    /// The setting with each value of the dimension, or unchanged where the dimension does not
+    /// apply.
     fn extended<'a>(&'a self, setting: &'a Setting) -> impl Iterator<Item = Setting> + 'a {
         let applies = self.when.as_ref().is_none_or(|when| when.holds(setting) == Some(true));
         let values: &[Option<ArgValue>] = if applies { &self.values } else { &[None] };
