@@ -3,7 +3,7 @@
 //! Prints a line for each pool, a table of all backends, and the reasons of backends that are not
 //! ready. `--json` prints the JSON as received. `--watch` repeats every second until Ctrl-C, even
 //! while the gateway does not respond, because it may be restarting. Rates, latencies and counts
-//! are of the last five minutes, of requests that belong to the pool.
+//! are about the requests that belong to the pool, in the last five minutes.
 //!
 //! Exit codes: 0 printed; 1 no valid response (the message gives the remedy); 2 wrong usage.
 
