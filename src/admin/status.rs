@@ -415,7 +415,7 @@ impl BackendStatus {
             name: backend.name.to_string(),
             url: backend.address.endpoint.to_string(),
             state: backend.state().to_owned(),
-            // A cordoned engine is expected to fail probes.
+            // A cordoned engine is expected to fail probes, so a failed probe is no reason.
             reason: reason(backend, now).filter(|_| backend.cordon == Cordon::Open),
             failing: backend.recent.is_failing(),
             weight: backend.weight,
