@@ -165,7 +165,7 @@ impl TunerState {
         sluice_fleet::replace_state(&self.folder, STATE, &bytes)
     }
 
-    /// Saves the limits when no operator waits. A failure is a warning in the log.
+    /// Saves the limits when no operator waits for the result. A failure is a warning in the log.
     pub(crate) fn save_or_warn(&self) {
         if let Err(error) = self.save() {
             tracing::warn!(
