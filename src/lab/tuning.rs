@@ -3,7 +3,7 @@
 //! A restart begins under the rule of `sluice serve` ([`Replacement`]). The backend gets no new
 //! requests, requests in flight finish, the engine is gone for 60 s, and a new one with empty
 //! caches takes over. If vLLM refuses the new flags, the engine returns as it was. A restart ends
-//! without a change if a request does not end within the drain. Forecasts are simulated at once, in
+//! without a change if the drain is too short for a request. Forecasts are simulated at once, in
 //! separate runs.
 
 use std::cell::RefCell;
