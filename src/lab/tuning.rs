@@ -62,7 +62,7 @@ enum Step {
 pub(crate) struct LabTuner {
     tuner: RefCell<Tuner>,
     events: Vec<Event>,
-    /// The setup of each engine at its last start.
+    /// The setup with which each engine was last started.
     setups: Vec<EngineSetup>,
     restart: Option<Restart>,
     /// Flags of the old engines that are kept asleep during a change.

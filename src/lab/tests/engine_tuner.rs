@@ -281,8 +281,8 @@ fn what_waits_holds_up_the_others_and_does_not_count_itself() {
     };
     let (now, more) = answer(0, true);
     assert!(now.loss < 0.01 && more.loss < 0.01, "{now:?} {more:?}");
-    // The waiting requests take a while on both engines together, whatever the slots. Only with few
-    // slots do all later requests wait for them.
+    // Whatever the slots, both engines together need a while for the waiting requests. Only with
+    // few slots do all later requests wait for them.
     let (now, more) = answer(200, true);
     assert!(now.loss > 0.1 && more.loss < 0.7 * now.loss, "{now:?} {more:?}");
     assert!(now.loss - more.loss > 2.0 * more.error, "{now:?} {more:?}");
@@ -310,8 +310,8 @@ fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_t
     for fault in [PlantedFault::CrashesAt(4), PlantedFault::HangsAt(4)] {
         let mut lab = lab("{ max-num-seqs = 64 }", "[\"gpu-memory-utilization\"]", "12m", (5.0, 0.01), 5);
         // One engine alone has too few slots, so that requests wait for the other. With few prefill
-        // tokens they start one by one and have their first tokens before the request arrives that
-        // triggers the fault.
+        // tokens the requests start one by one. They have their first tokens before the request
+        // arrives that triggers the fault.
         let config = Arc::make_mut(&mut lab.config);
         let mut limits = Limits::of(config);
         (limits.0[0].slots, limits.0[0].prefill_tokens) = (6, Some(600));

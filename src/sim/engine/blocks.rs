@@ -1,14 +1,14 @@
 //! The KV blocks of one engine: held, free, and findable by their content.
 //!
 //! A block holds [`BLOCK_TOKENS`] tokens; one of `total` blocks is the null block, as in vLLM. A
-//! full block may be *published* under the hash of all tokens up to its end; later requests with
+//! full block may be *published* under the hash of all tokens up to its end. Later requests with
 //! the same prefix share it. A published block without owners is free, but is found by its hash
 //! until it is allocated again.
 //!
 //! Order of reuse (vLLM 0.32, `BlockPool`): blocks are allocated from the front of the free list.
 //! Blocks without a hash return to the front (last in, first out). Published blocks return to the
 //! end, the last block of a sequence first, so that the oldest and least shared blocks are
-//! overwritten first. Several blocks may be published under one hash; the first of them is found.
+//! overwritten first. Several blocks may be published under one hash. The first of them is found.
 //!
 //! Invariants: `owners` is the number of sequences that hold the block; exactly the blocks without
 //! owners are in the free list; free + held = usable. Memory: 32 bytes per block and one map entry

@@ -141,7 +141,7 @@ fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
     ErrorBody { status, kind: "invalid_request_error", param: Some(param.to_owned()), message }
 }
 
-/// The error for any response id: nothing is stored.
+/// The error for any response id, because no response is stored.
 pub(crate) fn unknown(id: &str) -> ErrorBody {
     invalid(404, "response_id", format!("Response with id '{id}' not found."))
 }
@@ -158,7 +158,7 @@ pub(crate) struct ResponsesWriter {
     model: String,
     echo: EchoedFields,
     number: u64,
-    /// The text so far; the last events repeat it.
+    /// The text so far. The last events repeat it.
     text: String,
     /// The tool that is called, if the text is the arguments of a call.
     call: Option<CalledTool>,

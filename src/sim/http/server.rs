@@ -2,7 +2,7 @@
 //!
 //! HTTP/1.1 as uvicorn serves it: idle connections close after `--timeout-keep-alive`, errors are
 //! vLLM's objects, unknown routes get 404. A client that closes the connection aborts the request.
-//! [`spawn`] runs a server on the current tokio runtime; a process can run several. Bodies are
+//! [`spawn`] runs a server on the current tokio runtime. A process can run several. Bodies are
 //! bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
 
 use std::net::SocketAddr;
@@ -62,7 +62,7 @@ pub struct Snapshot {
     pub prefix: (u64, u64),
 }
 
-/// A running server. Dropping the handle leaves the server running; [`Handle::shutdown`] ends it.
+/// A running server. Dropping the handle leaves the server running. [`Handle::shutdown`] ends it.
 #[derive(Debug)]
 pub struct Handle {
     addr: SocketAddr,
@@ -96,8 +96,8 @@ impl Handle {
         self.addr
     }
 
-    /// Totals and current state of all data-parallel ranks together; `kv_usage` is of the fullest
-    /// rank, `most` of the rank with the most.
+    /// Totals and current state of all data-parallel ranks together; `kv_usage` is the value of the
+    /// fullest rank, and `most` the largest value of any rank.
     pub fn snapshot(&self) -> Snapshot {
         let in_flight = self.shared.concurrency.lock().in_flight;
         let sum = self.by_rank().into_iter().reduce(|sum, rank| Snapshot {

@@ -1,7 +1,7 @@
 //! The bytes of OpenAI responses, chunks and bodies, exactly as vLLM writes them.
 //!
 //! Key order and null fields follow captures of a real server. The role chunk has
-//! `prompt_token_ids` and `prompt_text`; the last content chunk has `finish_reason` and
+//! `prompt_token_ids` and `prompt_text`. The last content chunk has `finish_reason` and
 //! `stop_reason`. `system_fingerprint` is on the usage chunk or, without one, on every chunk with a
 //! `finish_reason`. Events are `data: <compact JSON>\n\n`, the last one `data: [DONE]\n\n`. An
 //! end-of-sequence token is counted, but has no text.
@@ -168,7 +168,7 @@ impl ChunkWriter {
         self
     }
 
-    /// Writes the chunk that opens a choice of a chat; a completion has none.
+    /// Writes the chunk that opens a choice of a chat. A completion has none.
     pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: UsageCounts) {
         if self.kind == RequestKind::Completion {
             return;

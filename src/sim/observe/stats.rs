@@ -78,7 +78,7 @@ pub(crate) enum Ended {
 
 pub(crate) const REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// A sequence that ended. Times are virtual; `None` if it did not get that far.
+/// A sequence that ended. Times are virtual. A time is `None` if the sequence ended before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub(crate) ended: Ended,

@@ -2,7 +2,7 @@
 //!
 //! Virtual time = real time since the start x speed. Steps follow virtual time, not the wake-ups of
 //! the timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds
-//! up; a sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
+//! up. A sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
 //! tokens are right on average. If the process was suspended for more than [`MAX_LAG`], the clock
 //! is set back, so that the missed steps do not run in a burst. The inbox for requests, aborts and
 //! faults is emptied between steps.
@@ -27,7 +27,7 @@ use crate::process::fault::Fault;
 use crate::unix_time::unix_seconds;
 use crate::virtual_server::{StepEnd, VirtualServer};
 
-/// Half the resolution of tokio's timer.
+/// Half the resolution of tokio's timer, by which each sleep is shortened.
 const EARLY: Duration = Duration::from_micros(500);
 /// Longest delay of the loop before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
@@ -248,7 +248,7 @@ impl EngineLoop {
                 self.server.pause(self.virtual_now(), Pause::All);
                 self.shared.paused.store(true, Ordering::Relaxed);
             }
-            // `execute` handles this operation.
+            // `execute` handles the load of an adapter.
             Control::LoadAdapter(_) => {}
             Control::Resume => {
                 self.server.pause(self.virtual_now(), Pause::No);

@@ -22,8 +22,9 @@ const WAITING_WEIGHT: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Rank {
     pub(crate) stats: Mutex<Stats>,
-    /// Number of sequences ever submitted, and the number of these that the gauges include.
+    /// Number of sequences ever submitted.
     submitted: AtomicUsize,
+    /// Number of submitted sequences that the gauges include.
     counted: AtomicUsize,
     pub(super) inbox: Mutex<Vec<Command>>,
     /// The KV events of the engine, if it publishes them.
@@ -47,7 +48,7 @@ impl Rank {
         std::mem::take(&mut *self.inbox.lock())
     }
 
-    /// The gauges were published, with the first `submitted` sequences.
+    /// Notes that gauges were published that include the first `submitted` sequences.
     pub(super) fn published(&self, submitted: usize) {
         self.counted.store(submitted, Ordering::Relaxed);
     }

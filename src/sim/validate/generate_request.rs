@@ -2,8 +2,8 @@
 //! defaults.
 //!
 //! `max_tokens` is 16 for completions and the rest of the context for chats, where
-//! `max_completion_tokens` has priority. A limit that does not fit the context is lowered; a limit
-//! or a prompt longer than the context is refused.
+//! `max_completion_tokens` has priority. A limit that does not fit the rest of the context is
+//! lowered. A limit or a prompt that is longer than the whole context is refused.
 
 use std::sync::Arc;
 
@@ -196,8 +196,8 @@ fn last_role(fields: &Map<String, Value>) -> Option<String> {
     Some(fields.get("messages")?.as_array()?.last()?["role"].as_str()?.to_owned())
 }
 
-/// Applies `truncate_prompt_tokens`: keeps this many last tokens; for -1, as many as the context
-/// holds.
+/// Applies `truncate_prompt_tokens`: keeps this many last tokens. For -1, keeps as many as the
+/// context holds.
 fn truncate(requested: Option<i64>, length: u32, prompts: &mut [Prompt]) {
     let Some(requested) = requested else { return };
     let keep = usize::try_from(requested).unwrap_or(length as usize).max(1);

@@ -1,7 +1,7 @@
 //! Routes that generate text: OpenAI's three, Anthropic's, and SageMaker's `/invocations`.
 //!
-//! All requests become a [`GenerateRequest`]; the routes differ in the format of the response. A
-//! body is read completely before it is validated; the server limits the size.
+//! All requests become a [`GenerateRequest`]. The routes differ only in the format of the response.
+//! A body is read completely before it is validated. The server limits the size.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
