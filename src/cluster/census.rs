@@ -60,11 +60,11 @@ struct Sample {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Census {
     sample: Option<Sample>,
-    /// By backend: the beat of [`UNEXPLAINED`], and the most sequences that its gateways may have
-    /// left at that beat.
+    /// By backend: the beat of [`UNEXPLAINED`], and the most sequences of silent gateways at that
+    /// beat.
     bounds: BTreeMap<String, (u64, u64)>,
-    /// By backend: when the engine last sent a page. If it sent none, when this member first asked
-    /// for one.
+    /// By backend: when the engine last sent a page, or if it sent none, when this member first
+    /// asked.
     pages: BTreeMap<String, Duration>,
     /// The last plans, latest first.
     looks: VecDeque<Look>,
@@ -146,7 +146,7 @@ impl Census {
         }
     }
 
-    /// When the engine last sent a page. If it sent none, when this member first asked for one.
+    /// When the engine last sent a page, or if it sent none, when this member first asked.
     pub(crate) fn page(&self, backend: &str) -> Option<Duration> {
         self.pages.get(backend).copied()
     }

@@ -3,7 +3,7 @@
 //!
 //! That gateway writes the closed backends with each renewal. Another gateway that has read them
 //! stops sending there before the next write, and a write replaces only a state that was read. So a
-//! gateway has no request left there if its beat is higher than at the closing, and its entry shows
+//! gateway has no request left there if the beat is higher than at the closing, and the entry shows
 //! no slots in use. For silent gateways, [`UNEXPLAINED`](crate::UNEXPLAINED) shows the slots that
 //! the engine may still run.
 //!

@@ -2,10 +2,10 @@
 //!
 //! Once a renewal with a gateway's claims is written, the gateway uses its part of the
 //! [division](crate::division), less the amounts that other gateways use above their parts. One
-//! gateway's part may grow before another's has shrunk. So while demand moves, the gateways may for
-//! one renewal begin more than the limit, at most the sum of the parts before and after. The excess
-//! counts until the requests end. After the lease of a silent gateway, the others no longer count
-//! its requests. In mode `keep` that gateway goes on using the last part.
+//! part may grow before another has shrunk. So while demand moves, the gateways may for one renewal
+//! begin more than the limit, at most the sum of the parts before and after. The excess counts
+//! until the requests end. After the lease of a silent gateway, the others no longer count the
+//! gateway's requests. In mode `keep` that gateway goes on using the last part.
 //!
 //! Bounds: all claims take a quarter of an object. If they need more, the claims with the smallest
 //! demand are left out, and count as no demand.

@@ -1,9 +1,9 @@
 //! The order in which gateways get a scarce unit of a backend.
 //!
 //! A gateway joins the line with the write in which it first uses a unit or waits for it, and
-//! leaves when it does neither. A gateway goes to the end of the line after its share was enough
-//! for its largest waiting request during [`TURN`] writes of each gateway. So every gateway gets
-//! its turn at a scarce unit.
+//! leaves when it does neither. A gateway goes to the end of the line after the share was enough
+//! for the largest waiting request during [`TURN`] writes of each gateway. So every gateway gets a
+//! turn at a scarce unit.
 
 use crate::amounts::{Amounts, Unit};
 

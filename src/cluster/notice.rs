@@ -33,7 +33,7 @@ pub enum Notice {
     Stands(Standing, Standing),
     /// This member took the shares of a gateway that no longer renews.
     TookBack(String),
-    /// This member did not renew in time, and other gateways took its shares.
+    /// This member did not renew in time, and other gateways took the shares.
     WasTakenBack,
     /// This member made an object, because there was none.
     Began,

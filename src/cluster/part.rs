@@ -81,7 +81,7 @@ pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
         let sum = to.backends.entry(backend).or_default();
         sum.limit = sum.limit.min(&holding.limit);
         sum.share = Amounts::each(|unit| sum.share.get(unit) + holding.share.get(unit));
-        // A gateway that lost its share and renewed again may use more than its new share.
+        // A gateway that lost the share and renewed again may use more than the new share.
         sum.used = Amounts::each(|unit| sum.used.get(unit) + held.get(unit));
     }
 }

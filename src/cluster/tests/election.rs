@@ -3,7 +3,7 @@
 //!
 //! Clocks are up to a tenth too fast or too slow. Candidates are killed, frozen and cut off. The
 //! store is slow or down, or loses calls, answers or the object. A frozen candidate counts as
-//! leading while the term lasts on its clock, because it acts by that clock when it goes on.
+//! leading while the term lasts on the candidate's clock, by which it acts when it goes on.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ fn ms(value: u64) -> Duration {
 enum Call {
     /// Real time of the next read.
     Idle(u64),
-    /// The candidate waits for an answer `until` this time on its clock. An answer with another
-    /// `number` is late.
+    /// The candidate waits for an answer `until` this time on the candidate's clock. An answer with
+    /// another `number` is late.
     Waits { number: u64, until: Duration },
 }
 
@@ -65,7 +65,7 @@ struct World {
     late: usize,
     calls: u64,
     started: u64,
-    /// The last leader, and the end of its term in real time.
+    /// The last leader, and the end of the term in real time.
     last: Option<(String, u64)>,
     /// Shortest time between two terms.
     gap: u64,

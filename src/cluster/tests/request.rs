@@ -15,8 +15,8 @@ pub(super) struct Request {
     pub(super) settles: u64,
     pub(super) seen_end: u64,
     /// Whether the request may exceed the limit in mode `keep`. It may if it was admitted on a
-    /// share that was not renewed in time, or if its gateway has not renewed for ten leases,
-    /// because others may then free that gateway's share.
+    /// share that was not renewed in time, or by a gateway that has not renewed for ten leases,
+    /// because others may then free the share.
     pub(super) loose: bool,
 }
 

@@ -125,7 +125,7 @@ impl World {
         self.rng.below(100) < per_cent
     }
 
-    /// Starts a gateway process. Returns its index.
+    /// Starts a gateway process. Returns the index.
     pub(super) fn start(&mut self, name: usize, rate: u64) -> usize {
         self.starts += 1;
         let identity = Identity { name: format!("gw{name}"), incarnation: self.starts };
