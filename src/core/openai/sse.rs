@@ -133,8 +133,8 @@ impl SseScanner {
     }
 }
 
-/// The next line end from `at` on. Every second line end, the one of the empty line, directly
-/// follows another, so the byte at `at` is checked before a search.
+/// The next line end from `at` on. The end of an empty line directly follows another line end, so
+/// the byte at `at` is checked before a search.
 fn newline(chunk: &[u8], at: usize) -> Option<usize> {
     match chunk.get(at)? {
         b'\n' => Some(at),
