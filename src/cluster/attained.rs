@@ -3,8 +3,8 @@
 //!
 //! Each gateway writes the sum of each owner's work so far, and the others count the growth of each
 //! sum, so a failed renewal loses no work. Bounds: the sums of all gateways take an eighth of an
-//! object. If they need more, the smallest sums are left out, because owners with little work are
-//! served early anyway.
+//! object. Smaller sums are left out first, because owners with little work are served early
+//! anyway.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,9 @@ use crate::ledger::BYTES_MAX;
 /// Milliseconds of engine work, by pool and hash of the owner.
 pub type Attained = BTreeMap<String, BTreeMap<u64, u64>>;
 
-/// JSON bytes of one owner's hash and sum: two numbers of up to 20 digits, two quotes, a colon and
-/// a comma.
+/// JSON bytes of an owner's hash and sum: two numbers of up to 20 digits and four marks.
 const SUM: usize = 44;
-/// JSON bytes around the name and the sums of a pool: quotes, a colon, braces and a comma.
+/// JSON bytes around the name and the sums of a pool.
 const POOL: usize = 6;
 
 /// The largest sums, as many as fit into one gateway's part of the bound if `gateways` gateways

@@ -7,12 +7,12 @@
 //!
 //! The engine reports `running(t)` on a page, with `t` at most [`PAGE_AGE`] before the request for
 //! the page. The other terms are lower bounds: for each window of time, each gateway publishes the
-//! smallest number of its sequences that the engine had for sure.
+//! fewest of its sequences that the engine had for sure.
 //!
-//! A sample is judged after two events: this member has written at least [`END_AGE`] after `t`, and
-//! every other gateway that renews has written after that. Compare-and-swap orders these writes, so
-//! the published windows contain `t` and `t + END_AGE`. A gateway that has written more windows
-//! since the sample than an entry holds counts as 0 sequences.
+//! A sample is judged after this member has written, at least [`END_AGE`] after `t`, and every
+//! other gateway that renews has written after that. Compare-and-swap orders these writes, so the
+//! published windows contain `t` and `t + END_AGE`. A gateway that has written more windows since
+//! the sample than an entry holds counts as 0 sequences.
 //!
 //! Silent gateways share one entry, [`UNEXPLAINED`], and start no requests. So a bound holds until
 //! another gateway falls silent, which changes the entry's beat. A sample bounds the requests of
@@ -41,7 +41,7 @@ type Beats = BTreeMap<String, u64>;
 struct Look {
     at: Duration,
     beats: Beats,
-    /// By backend: the smallest number of settled sequences of this member since the previous plan.
+    /// By backend: the fewest settled sequences of this member since the previous plan.
     settled: BTreeMap<String, u64>,
 }
 
@@ -53,7 +53,7 @@ struct Sample {
     after: Option<Beats>,
     /// Sequences that each engine reported.
     running: BTreeMap<String, u64>,
-    /// The smallest number of this member's sequences that each engine had for sure.
+    /// The fewest of this member's sequences that each engine had for sure.
     own: BTreeMap<String, u64>,
 }
 
@@ -164,11 +164,11 @@ impl Sample {
         others(own, ledger, over).all(|(id, entry)| after.get(id).is_none_or(|beat| entry.beat > *beat))
     }
 
-    /// The smallest number of sequences on a backend that belonged to gateways which renew.
+    /// The fewest sequences on a backend that belonged to gateways which renew.
     ///
-    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise a gateway could count a
-    /// sequence that began after the page in place of one that ended before the page, whose end the
-    /// gateway has not seen. A silent gateway's request would then look explained.
+    /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise a sequence that began
+    /// after the page could be counted in place of one that ended before it, whose end its gateway
+    /// has not seen. It would then explain a silent gateway's request.
     fn explained(&self, own: &str, backend: &str, ledger: &Ledger, over: &BTreeSet<String>) -> u64 {
         let settled = others(own, ledger, over).filter_map(|(id, entry)| {
             let windows = usize::try_from(entry.beat.checked_sub(*self.before.beats.get(id)?)?).ok()?;

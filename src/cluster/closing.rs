@@ -113,8 +113,7 @@ mod tests {
         assert_eq!(left_after(true, &all), 0, "neither has seen it");
         assert_eq!(left_after(false, &all), 0, "neither has seen it");
         assert_eq!(left_after(false, &[own, ("b", 8, 0, &[]), ("c", 3, 1, &[])]), 0, "c has a request there");
-        // The gateway c has fallen silent. The gateway d joined after the closing, so it knew of
-        // it.
+        // Gateway c is silent. Gateway d joined after the closing and knew of it.
         let mut gone = vec![own, ("b", 8, 0, &[][..]), ("d", 1, 0, &[][..])];
         assert_eq!(
             left_after(false, &[&gone[..], &[("#unexplained", 1, 1, &[])]].concat()),

@@ -3,8 +3,8 @@
 //! One object of the store, a [`LeaseRecord`], names the leader. No two candidates lead at once:
 //!
 //! - A candidate leads after it has written a record over the state that it read, and the store has
-//!   confirmed the write. The term lasts [`TERM`] of the lease, on the candidate's clock, from the
-//!   moment at which the candidate *sent* that write.
+//!   confirmed the write. The term lasts [`TERM`] of the lease, on the candidate's clock, from when
+//!   it *sent* that write.
 //! - Other candidates take the lead only after they saw the same version for longer than the lease,
 //!   on their own clocks. So at least a tenth of the lease lies between two terms, even if one
 //!   clock is a tenth too slow and the other a tenth too fast.

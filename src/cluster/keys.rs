@@ -7,8 +7,8 @@
 //! until the requests end. After the lease of a silent gateway, the others no longer count the
 //! gateway's requests. In mode `keep` that gateway goes on using the last part.
 //!
-//! Bounds: all claims take a quarter of an object. If they need more, the claims with the smallest
-//! demand are left out, and count as no demand.
+//! Bounds: all claims take a quarter of an object. Claims with the smallest demand are left out
+//! first, and count as no demand.
 
 use std::collections::BTreeMap;
 

@@ -101,8 +101,8 @@ pub struct Holding {
     /// By unit: the number of the write at which the gateway joined the line; 0 if it is not in the
     /// line.
     pub since: [u64; 4],
-    /// For each time window, latest first: the smallest number of this gateway's sequences that the
-    /// engine had for sure.
+    /// By time window, latest first: the fewest of this gateway's sequences that the engine had for
+    /// sure.
     pub settled: [u64; WINDOWS],
 }
 

@@ -59,9 +59,9 @@ pub struct Rules {
     /// admitted (`strict`).
     ///
     /// In mode `keep`, requests admitted after the lease may exceed an engine's limit, at most by
-    /// the last share of each gateway. The requests of silent gateways may exceed it too, if their
-    /// share was freed without an explanation of the engine's load: after twelve leases, or because
-    /// the engine sends no page.
+    /// the last share of each gateway. So may requests of silent gateways whose share was freed
+    /// although the engine's load was not explained: after twelve leases, or because the engine
+    /// sends no page.
     pub keep: bool,
 }
 
@@ -365,8 +365,8 @@ impl Member {
         self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
     }
 
-    /// Puts this gateway's entry into the ledger. Returns the room that the gateway will have on
-    /// each backend once the write is confirmed.
+    /// Puts this gateway's entry into the ledger. Returns the room on each backend once the write
+    /// is confirmed.
     fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
         let old = ledger.gateways.get(&self.id).cloned();
         let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));

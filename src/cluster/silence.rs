@@ -1,9 +1,9 @@
 //! Finds gateways that no longer renew: their beats stand still.
 //!
-//! A gateway may use a share for the lease, counted from the moment at which it sent the renewal;
-//! others see the renewal later. The lease is over for sure when another gateway has seen the same
-//! beat for the lease times [`DRIFT`], because clocks differ in speed, plus [`TRANSIT`], because
-//! requests admitted in time may be on their way. The gateway with that beat is then *silent*.
+//! A gateway may use a share for the lease, counted from when it sent the renewal; others see the
+//! renewal later. The lease is over for sure when another gateway has seen the same beat for the
+//! lease times [`DRIFT`] (clocks differ in speed), plus [`TRANSIT`] (requests admitted in time may
+//! be on the way). The gateway with that beat is then *silent*.
 //!
 //! A time of more than half a lease in which a member read no ledger, such as an outage of the
 //! store, does not count. After an outage all gateways return at about the same time, and the first
@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crate::ledger::{Entry, Ledger, is_gateway};
 
-/// Tolerated ratio of the speeds of two clocks. It exceeds 11/9, the ratio of a clock that is a
-/// tenth too fast to one that is a tenth too slow.
+/// Tolerated ratio of the speeds of two clocks. It exceeds 11/9, for a clock a tenth too fast and
+/// one a tenth too slow.
 pub(crate) const DRIFT: (u32, u32) = (5, 4);
 /// Longest time from a request's admission until the engine counts it.
 pub(crate) const TRANSIT: Duration = Duration::from_secs(1);

@@ -1,22 +1,20 @@
-//! Time windows, each with the smallest number of this gateway's sequences that the engine had for
-//! sure.
+//! Time windows, each with the fewest of this gateway's sequences that the engine had for sure.
 //!
-//! A window reaches from the moment at which one confirmed plan was made to the moment at which the
-//! next was made, so there is no gap between windows. A failed or unknown write ends no window.
+//! A window reaches from when one confirmed plan was made to when the next was made, without a gap.
+//! A failed or unknown write ends no window.
 
 use crate::ledger::WINDOWS;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Windows {
-    /// The smallest number of sequences since the last confirmed plan; `None` if no plan was made
-    /// since.
+    /// The fewest sequences since the last confirmed plan; `None` before the next plan.
     open: Option<u64>,
     closed: [u64; WINDOWS - 1],
 }
 
 impl Windows {
-    /// Adds the smallest number of sequences since the last plan to the open window. Returns all
-    /// windows, the open one first.
+    /// Adds the fewest sequences since the last plan to the open window. Returns all windows, the
+    /// open one first.
     pub(crate) fn extend(&mut self, least: u64) -> [u64; WINDOWS] {
         let open = self.open.map_or(least, |open| open.min(least));
         self.open = Some(open);

@@ -1,8 +1,8 @@
 //! Every bound that an operator cannot configure, each in one place with value, unit and reason.
 //!
-//! The constants of the first section bound the content of a configuration. The second section is
-//! about the request path (headers, reuse of connections) and the store of the ledger. The bounds
-//! of a single key are part of the key's definition.
+//! The first section bounds the content of a configuration, the second the request path (headers,
+//! reuse of connections) and the ledger's store. The bounds of a single key are part of the key's
+//! definition.
 
 use std::time::Duration;
 
@@ -98,8 +98,8 @@ pub const MAX_HEADER_BYTES: usize = 64 << 10;
 pub const MAX_HEADERS: usize = 128;
 /// Longest `x-request-id` of a client that is kept, bytes. A longer one is replaced.
 pub const MAX_REQUEST_ID_BYTES: usize = 128;
-/// Longest time without a request after which an upstream connection is still reused. The engine
-/// closes the connection after 5 s, and a request sent at that moment would fail.
+/// Longest idle time after which an upstream connection is reused. The engine closes it after 5 s,
+/// and a request sent at that moment would fail.
 pub const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// The shortest `Retry-After`, because the header counts in whole seconds.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);

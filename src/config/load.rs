@@ -112,9 +112,9 @@ impl Config {
         parse_with(text, source, (sets, &[]), surroundings)
     }
 
-    /// Makes a configuration of flags. Without long backends it has one pool for all requests, as
-    /// in `config/one-pool.toml`. With long backends it has a short pool, and a long pool that
-    /// spills into the short one. Long prefills are bounded on every backend.
+    /// Makes a configuration of flags. It has one pool, as in `config/one-pool.toml`, or with long
+    /// backends a short pool, and a long pool that spills into the short one. Long prefills are
+    /// bounded on every backend.
     ///
     /// # Errors
     /// Every problem at once, such as a malformed URL.

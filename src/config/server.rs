@@ -126,9 +126,9 @@ impl Server {
         PriorityRange { default: 0, min: self.priority_min, max: self.priority_max }
     }
 
-    /// Number of connections that only networks which use no more than their share may use for
-    /// requests, so that one network cannot lock out the others. It is a quarter of the
-    /// connections, or fewer if `max_connections_per_address` leaves fewer.
+    /// Number of connections that only networks within their share may use for requests, so that
+    /// one network cannot lock out the others. It is a quarter, or fewer if
+    /// `max_connections_per_address` leaves fewer.
     pub fn connections_for_others(&self) -> usize {
         let left = self.max_connections_per_address.map_or(usize::MAX, |max| self.max_connections.saturating_sub(max));
         left.min(self.max_connections / 4)

@@ -4,8 +4,8 @@
 //! `pool.short.slots=32`, `pool[0].slots=32` and `pool.0.slots=32` mean the same if the first pool
 //! is called short. A name that contains a dot is quoted:
 //! `model."llama-3.1-8b".media_part_tokens=500`. The value is TOML, or a text if it is not TOML, so
-//! `server.listen=0.0.0.0:80` and `pool.long.prompt_tokens.min=5k` need no quotes. If two texts set
-//! the same key, the later one counts. A text cannot add an element to a list.
+//! `server.listen=0.0.0.0:80` and `pool.long.prompt_tokens.min=5k` need no quotes. If texts set the
+//! same key, the last counts. A text cannot add an element to a list.
 
 use super::file::{Document, Entry, Table, Value};
 use super::origin::Origin;

@@ -104,8 +104,8 @@ impl PartialEq for Shown {
 
 #[derive(Clone)]
 pub(super) struct ShownTable {
-    /// The identity of the table in a list. If a reload has a table with another identity, the old
-    /// table was removed and a new one added, not changed.
+    /// The identity of the table in a list. To a reload, a table with another identity is another
+    /// table, not a changed one.
     pub(super) identity: String,
     /// The keys, in the order of their definition.
     pub(super) items: Vec<(&'static Field, Shown)>,

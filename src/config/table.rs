@@ -12,8 +12,8 @@
 //!
 //! This declares the struct and generates the code that reads, shows, compares and documents it.
 //! The doc comment of a field is also the key's documentation in the reference file. If a key has
-//! another name than its field, write `field as "key": type`. A type that is not a plain struct,
-//! such as a backend, reads its table through a struct that is declared this way.
+//! another name than its field, write `field as "key": type`. A type that is not a plain struct (a
+//! backend) wraps a struct that is declared this way.
 
 use super::file::{Entry, Table, Value};
 use super::key::{Fallback, Field, KeySpec, Shape};

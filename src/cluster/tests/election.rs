@@ -17,8 +17,8 @@ const CALL: u64 = LEASE / 5;
 const TICK: u64 = 20;
 const SEEDS: u64 = 300;
 const FAULTY: u64 = 90_000 / TICK;
-/// Longest time until a candidate leads after the faults, in milliseconds: a lease on the slowest
-/// clock, the rest of a running call, a read and a write.
+/// Milliseconds within which a candidate must lead: a lease on the slowest clock, the rest of a
+/// running call, a read and a write.
 const SOON: u64 = LEASE * 10 / 9 + CALL * 2 + PERIOD * 2;
 
 fn ms(value: u64) -> Duration {
@@ -29,8 +29,8 @@ fn ms(value: u64) -> Duration {
 enum Call {
     /// Real time of the next read.
     Idle(u64),
-    /// The candidate waits for an answer `until` this time on the candidate's clock. An answer with
-    /// another `number` is late.
+    /// Waits for an answer `until` a time on the candidate's clock. An answer with another `number`
+    /// is late.
     Waits { number: u64, until: Duration },
 }
 

@@ -19,9 +19,8 @@ use crate::usage::{LocalUse, Page, Usage};
 pub(super) const TICK_MS: u64 = 100;
 pub(super) const LEASE: Duration = Duration::from_millis(2_000);
 /// Leases without a renewal, on a gateway's own clock, after which others may take its share.
-/// Others wait until the lease is over for sure, and twelve leases more (`KEEP_LEASES`). Even if
-/// their clocks are fast and the gateway's clock is slow, this takes more than ten leases on the
-/// gateway's clock.
+/// Others wait until the lease is over for sure, and twelve leases more (`KEEP_LEASES`). Even on
+/// their fast clocks, this takes more than ten leases of the gateway's slow clock.
 const GIVEN_UP: u32 = 10;
 const PERIOD: u64 = 5;
 const RETRIES: u32 = 3;
@@ -75,7 +74,7 @@ pub(super) struct Gateway {
     next: u64,
     attempt: u64,
     retries: u32,
-    /// Number of requests that the gateway wants to run at once on each backend.
+    /// Requests that the gateway wants to run at once on each backend.
     pub(super) demand: Vec<u64>,
     need: Vec<u64>,
     settled: Vec<u64>,
@@ -205,7 +204,7 @@ impl World {
             engine.pages.truncate(PAGE_AGE);
             let frozen = |request: &Request| self.gateways[request.gateway].frozen;
             let dead = |request: &Request| !self.gateways[request.gateway].alive;
-            // A frozen gateway sees the ends of requests only when it goes on.
+            // A frozen gateway sees ends of requests when it goes on.
             engine.requests.retain(|request| {
                 tick < request.ends || (!dead(request) && (frozen(request) || tick < request.seen_end))
             });

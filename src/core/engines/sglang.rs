@@ -4,9 +4,9 @@
 //! responds with 503 while the engine starts, stops or hangs. SGLang looks for the token once a
 //! second, so every answer takes a second or more. Metrics exist with `--enable-metrics`. The token
 //! counts move at the end of a request, except `realtime_tokens_total`, which moves every 40 steps.
-//! That counter shows that the engine works, but the gateway cannot compare it with the tokens that
-//! streams received. `/v1/loads` has one entry per data-parallel rank; the engine's limit is the
-//! sum over the entries.
+//! That counter shows that the engine works, but cannot be compared with the tokens that streams
+//! received. `/v1/loads` has one entry per data-parallel rank; the engine's limit is the sum over
+//! the entries.
 //!
 //! If the queue is full (`--max-queued-requests`), SGLang responds with 503 and the text "The
 //! request queue is full.", and another engine gets the request.

@@ -105,8 +105,8 @@ fn a_kind_that_any_server_may_have_excludes_only_servers_without_its_routes() {
     for (kind, other) in [(Vllm, Vllm), (OpenAi, Vllm), (OpenAi, LlamaCpp), (Serial, Vllm)] {
         assert!(!kind.excludes(other), "{kind:?} {other:?}");
     }
-    // The configuration is checked before the gateway recognises the kind of a server, so the
-    // default of `slots` must be the same for every kind that can be recognised.
+    // The configuration is checked before the kind of a server is recognised, so all kinds that can
+    // be recognised must have the same default of `slots`.
     for kind in EngineKind::ALL.into_iter().filter(|kind| kind.rules().identity.is_some()) {
         assert_eq!(kind.rules().slots, EngineKind::default().rules().slots, "{kind:?}");
     }

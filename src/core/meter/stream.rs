@@ -33,8 +33,8 @@ use crate::openai::sse::{RawEvent, Scanned, SseScanner};
 /// any size are read; see [`LongEvent`].
 ///
 /// Unless `strip` is [`Strip::Nothing`], the meter holds an unfinished event until the event ends.
-/// If it may remove a usage event, it holds the event with the finish reason until the next event.
-/// [`StreamMeter::finish`] returns bytes that are still held.
+/// If it may remove a usage event, it holds the finish event until the next event.
+/// [`StreamMeter::finish`] returns the rest.
 ///
 /// A stream is complete when the end was seen (`[DONE]`, `message_stop`, a terminal response), or
 /// when the body ends in order and every choice that began has a finish reason

@@ -44,10 +44,9 @@ pub enum Strip {
 /// is exact for one sequence. For several sequences usage is not injected, because the first of
 /// them may finish long before the usage event.
 ///
-/// With `--enable-force-include-usage` an engine reports usage without a request for it. If an
-/// event with choices has usage although the gateway requested only the usage event, the engine
-/// runs with that flag. Then nothing is removed, because the client would have received the usage
-/// anyway.
+/// With `--enable-force-include-usage` an engine reports usage without a request for it. Usage on
+/// an event with choices shows this if the gateway requested only the usage event. Then nothing is
+/// removed, because the client would have received the usage anyway.
 #[derive(Clone, Debug)]
 pub(super) struct Stripper {
     strip: Strip,

@@ -47,8 +47,8 @@ labels! {
 }
 
 impl ShedReason {
-    /// Whether the reason is that the pool has no room, now or before the queue timeout. With any
-    /// other reason, the request would be refused even if there were room.
+    /// Whether the pool has no room, now or before the queue timeout. With other reasons, the
+    /// request would be refused even if there were room.
     pub const fn is_for_room(self) -> bool {
         matches!(self, Self::QueueFull | Self::QueueTimeout)
     }
@@ -187,7 +187,7 @@ pub enum Refusal {
     Shed {
         /// The reason.
         reason: ShedReason,
-        /// Seconds after which a retry makes sense, from the measured drain rate.
+        /// Seconds until a retry, from the measured drain rate.
         retry_after: u64,
     },
     /// The engine reported in the stream, before any content, that it is overloaded.
@@ -195,8 +195,7 @@ pub enum Refusal {
     UpstreamBusy {
         /// The engine's message.
         message: String,
-        /// Seconds after which a retry makes sense, from the engine's response or the measured
-        /// drain rate.
+        /// Seconds until a retry, from the engine's response or the measured drain rate.
         retry_after: u64,
     },
     /// The upstream broke before the first byte, and no other backend could take the request.

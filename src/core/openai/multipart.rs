@@ -103,8 +103,8 @@ fn field<'a>(
         b"stream" => view.stream = request::truth(value).unwrap_or(false),
         b"n" => view.n = number(value).map_or(1, |n| n.clamp(1, request::MAX_SEQUENCES.into()) as u32),
         b"max_completion_tokens" => view.max_output = number(value),
-        // Contents of files do not count as prompt text. The other fields may, because the model
-        // reads `prompt` and may read more.
+        // A file is no prompt text. Other fields may be, because the model reads `prompt` and
+        // perhaps more.
         _ if part.is_file => {}
         name => prompt::other_field(name, value, &mut view.shape),
     }

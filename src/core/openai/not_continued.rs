@@ -34,7 +34,7 @@ labels! {
         Route = "route",
         /// The response is not streamed.
         NotStreamed = "not_streamed",
-        /// The request has `n` or several prompts, so some choices may have ended and others not.
+        /// With `n` or several prompts, some choices may have ended and others not.
         Choices = "choices",
         /// `best_of` or beam search: the text so far does not determine the answer.
         Search = "search",

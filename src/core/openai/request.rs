@@ -1,11 +1,11 @@
 //! Reads the fields of a request that the gateway needs, in one pass and without a tree.
 //!
 //! [`read`] checks that the body is UTF-8 and one JSON object, and takes the fields that decide
-//! routing, bounds and rewriting. It is not stricter than vLLM: as in pydantic, `"8"` and `8.0` are
-//! 8 and `"true"` is true; unknown members are skipped; the engine checks ranges and combinations.
-//! Two kinds of body are refused although vLLM may accept them: UTF-16 and UTF-32, which Python
-//! guesses, and nesting over [`MAX_DEPTH`](super::scan::MAX_DEPTH), whose bound in vLLM depends on
-//! Python's version. A byte order mark is skipped here, and goes to the engine with the body.
+//! routing, bounds and rewriting. It is otherwise no stricter than vLLM: as in pydantic, `"8"` and
+//! `8.0` are 8 and `"true"` is true; unknown members are skipped; the engine checks ranges and
+//! combinations. It is stricter only about UTF-16 and UTF-32, which Python guesses, and about
+//! nesting over [`MAX_DEPTH`](super::scan::MAX_DEPTH), whose bound in vLLM depends on Python's
+//! version. A byte order mark is skipped and passed on.
 //!
 //! `null` counts as absent. If a member is given twice, the last one counts, as in Python; only a
 //! second `priority` is refused. Members are recognised by their decoded key, so a client cannot
@@ -77,9 +77,9 @@ pub struct RequestView<'a> {
     pub include_usage: bool,
     /// Whether the client requested usage in every event.
     pub continuous_usage: bool,
-    /// Whether the engine's count of prompt tokens is a count of the text in `shape`. It is not if
-    /// the prompt is truncated, continues a stored response or is rendered by the client's
-    /// template, or if `shape` includes members of unknown meaning.
+    /// Whether the engine's count of prompt tokens counts the text in `shape`. Not if the prompt is
+    /// truncated, continues a stored response or is rendered by the client's template, or if
+    /// `shape` includes members of unknown meaning.
     pub usage_measures_shape: bool,
     /// The reason from the first member that makes the answer depend on more than the prompt and
     /// the text so far. Only read for chats, completions and Messages.
@@ -196,8 +196,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     // On a route that generates but does not stream, engines ignore the field.
     view.stream &= route.streams() || !route.generates();
     if matches!(route, Route::Rerank | Route::Score | Route::GenerativeScoring | Route::Decisions) {
-        // These routes compare one text with many, and the engine reads the one text with each of
-        // the many.
+        // These routes compare one text with many, and the engine reads it with each of them.
         let others = u64::from(view.prompts - 1);
         view.shape.text.add(single.times(others));
         view.shape.token_ids = view.shape.token_ids.saturating_add(single_ids.saturating_mul(others));

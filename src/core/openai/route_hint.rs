@@ -12,7 +12,7 @@ use super::route::Route;
 
 /// Largest edit distance of a near miss.
 const REACH: usize = 3;
-/// Longest path that is compared, bytes. A longer path gets no hint of a near path.
+/// Longest path that is compared with near paths, bytes.
 const LONGEST: usize = 64;
 
 /// Paths of the client port, in their usual spelling.

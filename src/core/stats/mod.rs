@@ -14,8 +14,8 @@
 //! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may
 //! carry no more information than 50 independent ones. Intervals for series in time order allow for
 //! the correlation with a *design effect*; without it they would be several times too short near
-//! saturation. Seeded simulations in the tests show how often the intervals contain the true value,
-//! for independent data and for waits in a queue.
+//! saturation. Simulations in the tests show how often intervals contain the true value, for
+//! independent and for queueing data.
 //!
 //! Pure: no clock, no global randomness. Values are `f64` in the caller's unit. NaN is a caller's
 //! mistake and sorts last.

@@ -10,9 +10,9 @@
 //! Nonparametric Statistics*, 3.2). If even u = n does not reach 1 - a/2, the end is infinite: at
 //! 95 %, a P99 needs 368 independent values.
 //!
-//! In the tests, intervals of 95 % contain the true quantile in 95 % of the cases or more for
-//! independent values. For the waits of a queue at 70 and 85 % load they do in 89 to 95 %, without
-//! the design effect in less than 75 %.
+//! In the tests, intervals of 95 % contain the truth in 95 % of the cases or more for independent
+//! values. For the waits of a queue at 70 and 85 % load it is 89 to 95 %, and without the design
+//! effect less than 75 %.
 
 use statrs::function::beta::beta_reg;
 

@@ -48,7 +48,7 @@ pub enum ArgsError {
     /// A value that is not among the choices.
     #[error("argument {0}: invalid choice: {1} (choose from {2})")]
     Choice(String, String, String),
-    /// A number with a fraction before a unit that is a power of two, such as `1.5K`.
+    /// A number with a fraction before an upper-case unit, such as `1.5K`.
     #[error(
         "argument {flag}: Decimals are not allowed with binary suffixes like {unit}. Did you mean to use {number}{} \
          instead?", unit.to_ascii_lowercase()

@@ -1,10 +1,9 @@
 //! Flags that take JSON, whole or in parts.
 //!
-//! If the JSON is given whole, and vLLM reads the flag into typed settings, numbers with a unit are
-//! written out. Parts are given as `--flag.key value`. They are gathered into one object for each
-//! spelling of a flag. A value is JSON if it parses, otherwise a number with a unit (`1k`),
-//! otherwise text. `--flag.key.inner` nests; `--flag.key+` splits the value at commas and appends
-//! to a list.
+//! In JSON that is given whole, numbers with a unit are written out if vLLM reads the flag into
+//! typed settings. Parts, `--flag.key value`, are gathered into one object for each spelling of a
+//! flag. A value is JSON if it parses, otherwise a number with a unit (`1k`), otherwise text.
+//! `--flag.key.inner` nests; `--flag.key+` splits the value at commas and appends to a list.
 //!
 //! As in vLLM, the objects count as if they were given after all other flags, so they replace JSON
 //! that was given whole. If a flag has parts in two spellings (`-cc`, `--compilation-config`), the

@@ -82,7 +82,7 @@ pub struct LogForm {
     pub message: fn(&str) -> &str,
     /// Whether the line has a level below error.
     pub is_remark: fn(&str) -> bool,
-    /// Pairs of a text and the phase that begins with a line that contains it. A line that ends a
+    /// Texts, each with the phase that begins with a line that contains it. A line that ends a
     /// phase begins the next phase.
     pub phases: &'static [(&'static str, StartPhase)],
 }

@@ -1,7 +1,7 @@
 //! vLLM seen from outside: flags, versions, Prometheus page, log and failures.
 //!
 //! The facts are about vLLM 0.32 and 0.33, with names of older versions where they differ. All
-//! functions are pure: they read text and return values.
+//! functions are pure.
 
 pub mod version;
 mod whole_number;

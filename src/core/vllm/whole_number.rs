@@ -4,7 +4,7 @@
 //! a power of 1,024 is refused, as in vLLM. [`expand`] writes out such numbers inside JSON, as vLLM
 //! does before it reads the object.
 
-/// The error for a number with a fraction before a unit that is a power of two.
+/// A number with a fraction before an upper-case unit.
 pub(super) struct BinaryFraction {
     /// The number before the unit.
     pub(super) number: String,

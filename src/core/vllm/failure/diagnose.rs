@@ -74,8 +74,8 @@ impl Diagnosis {
 pub struct LogRules {
     /// The form of the lines.
     pub form: LogForm,
-    /// Pairs of a text and the class of a line that contains it. They are searched before
-    /// [`PATTERNS`], in this order, so the most specific texts come first.
+    /// Texts, each with the class of a line that contains it, searched before [`PATTERNS`]. The
+    /// most specific texts come first.
     pub failures: &'static [(&'static str, FailureClass)],
     /// Texts of lines that a healthy engine prints. An error before the last such line did not end
     /// the engine, unless the log shows a crash.
@@ -127,9 +127,8 @@ impl LogRules {
     }
 }
 
-/// Pairs of a text and the class of a line that contains it; the most specific texts come first.
-/// The texts are messages of vLLM 0.22 to 0.33, two of 0.6, and messages of PyTorch, CUDA and the
-/// model hub.
+/// Texts, each with the class of a line that contains it; the most specific come first. They are
+/// messages of vLLM 0.22 to 0.33, two of 0.6, and messages of PyTorch, CUDA and the model hub.
 const PATTERNS: &[(&str, FailureClass)] = &[
     ("To serve at least one request with the model's max seq len", FailureClass::KvTooSmall),
     ("larger than the maximum number of tokens that can be stored in KV cache", FailureClass::KvTooSmall),
@@ -347,8 +346,8 @@ fn last_match<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<(Fa
     })
 }
 
-/// Whether a line reports the failure that the text describes. A line of quoted source code, a
-/// warning of the failure and the announcement of a retry do not.
+/// Whether a line reports the text as a failure. A quote of source code, a warning and the
+/// announcement of a retry do not.
 fn reports(text: &str, mark: &str) -> bool {
     let passing = ["This can cause", "thrown while requesting", "Retrying in"];
     text.contains(mark) && !text.starts_with("    ") && !passing.iter().any(|words| text.contains(words))

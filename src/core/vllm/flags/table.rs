@@ -2,9 +2,9 @@
 //!
 //! The table is `flags.txt`: names, kinds and choices in the order of registration. A name may be
 //! written with `_` for `-`, and may be abbreviated as long as only one flag begins with the
-//! abbreviation. A switch is negated by `--no-NAME`. Since 0.33 it is also negated by `--disable-`
-//! in place of `--enable-` and the other way round, so 0.33 accepts some flags that earlier
-//! versions had removed (`--disable-log-requests`).
+//! abbreviation. A switch is negated by `--no-NAME`. Since 0.33 it is also negated by swapping
+//! `--enable-` and `--disable-`, so 0.33 accepts some flags that earlier versions had removed
+//! (`--disable-log-requests`).
 
 use std::sync::OnceLock;
 
