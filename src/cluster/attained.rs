@@ -18,8 +18,7 @@ const SUM: usize = 44;
 /// JSON bytes around the name and the sums of a pool.
 const POOL: usize = 6;
 
-/// The largest sums, as many as fit into one gateway's part of the bound if `gateways` gateways
-/// write.
+/// The largest sums that fit into the part of one of `gateways` gateways.
 pub(crate) fn bounded(attained: &Attained, gateways: usize) -> Attained {
     let mut left = BYTES_MAX / 8 / gateways.max(1);
     let sums = attained.iter().flat_map(|(pool, owners)| owners.iter().map(move |(owner, sum)| (*sum, pool, *owner)));

@@ -82,8 +82,7 @@ fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     divided
 }
 
-/// Adds even parts of `amount`. The first claims get one more if the amount cannot be divided
-/// evenly.
+/// Adds even parts of `amount`. If it cannot be divided evenly, the first claims get one more.
 fn evenly(amount: u64, to: &[usize], divided: &mut [u64]) {
     let Some(each) = amount.checked_div(to.len() as u64) else { return };
     let more = amount % to.len() as u64;

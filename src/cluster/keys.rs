@@ -19,8 +19,7 @@ use crate::ledger::{BYTES_MAX, Entry, Ledger, is_gateway};
 /// Writes by each gateway for which the order of gateways for a scarce unit stays the same.
 const TURN: u64 = 4;
 
-/// The largest claims, as many as fit into one gateway's part of the bound if `gateways` gateways
-/// write.
+/// The largest claims that fit into the part of one of `gateways` gateways.
 pub(crate) fn bounded(claims: &BTreeMap<String, KeyClaim>, gateways: usize) -> BTreeMap<String, KeyClaim> {
     let mut left = BYTES_MAX / 4 / gateways.max(1);
     let mut by_demand: Vec<(&String, &KeyClaim)> = claims.iter().collect();

@@ -25,10 +25,10 @@ pub const BYTES_MAX: usize = 1 << 20;
 ///
 /// The member that replaces a missing object puts the limit, less its own share, into this entry,
 /// which is taken back like the shares of a silent gateway. Other members move their last shares
-/// from it to themselves. They do so only during their lease, even in mode `keep`, because later
-/// other gateways may have received these shares. A member without a share admits nothing new until
-/// the capacity of this entry is free. After an outage longer than the lease, this takes 1.25
-/// leases and some seconds.
+/// from it to themselves, but only during their lease, even in mode `keep`, because later other
+/// gateways may have received these shares. A member without a share admits nothing new until the
+/// capacity of this entry is free. After an outage longer than the lease, this takes 1.25 leases
+/// and some seconds.
 pub const EARLIER: &str = "#earlier";
 /// The entry for capacity that requests of silent gateways may still use.
 pub const UNEXPLAINED: &str = "#unexplained";

@@ -404,8 +404,8 @@ impl Member {
     /// this member, but at most the share in [`EARLIER`]. After the lease it is nothing. If the
     /// object does not know the backend, the whole limit goes into [`EARLIER`] first.
     fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
-        // After the lease, other gateways may have the share. If the object is the one that this
-        // member wrote, [`EARLIER`] does not contain the share.
+        // After the lease, other gateways may have the share. In the object that this member wrote
+        // last, [`EARLIER`] does not contain it.
         let is_taken = ledger.begun == self.begun || self.is_over(now);
         let room = if is_taken { Amounts::default() } else { self.room(now, backend) };
         if !ledger.known.contains(backend) {

@@ -1,7 +1,7 @@
 //! The amount towards which a gateway's share moves, and the shares of silent gateways.
 //!
-//! The arithmetic uses one ledger. A share never rises above the amount that the other gateways
-//! leave of the limit, and never falls below the amount in use.
+//! A share never rises above the amount that the other gateways leave of the limit, and never falls
+//! below the amount in use.
 
 use std::collections::BTreeSet;
 

@@ -120,12 +120,10 @@ table! {
     }
 }
 
-/// One vLLM server. After a reload, a backend with the same pool name, backend name and address is
-/// the same backend.
+/// One vLLM server. To a reload, a backend with the same pool name, name and address is the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Backend {
-    /// The name, unique within the pool. It is a label of metrics and the value of a response
-    /// header.
+    /// The name, unique within the pool; a label of metrics and a response header.
     pub name: String,
     /// The address, and who runs the engine.
     pub target: Target,

@@ -111,9 +111,8 @@ pub(super) fn check(classes: &[Class], report: &mut Report<'_>) {
 pub(super) fn derived(pools: &[Pool]) -> Vec<Class> {
     let mut ends: Vec<u64> = pools.iter().filter(|pool| !pool.arms_only).flat_map(ends).collect();
     ends.sort_unstable();
-    // A prompt as long as the threshold needs no permit, so the end of a permit's range is one
-    // token above the threshold. A pool usually begins at the threshold itself. The two count as
-    // one end.
+    // A prompt as long as the threshold needs no permit, so that end is one token above the
+    // threshold, at which a pool usually begins. The two count as one end.
     ends.dedup_by(|later, earlier| *later <= *earlier + 1);
     if ends.is_empty() {
         ends.push(USUAL_BOUNDARY);

@@ -18,7 +18,7 @@ use super::report::{Place, Report};
 use super::root::Config;
 use sluice_core::base::{ModelId, Tokens};
 
-/// A pool, its path, and whether its models and range are free of problems.
+/// A pool with the path, and whether models and range are free of problems.
 struct CoveringPool<'c> {
     pool: &'c Pool,
     path: String,

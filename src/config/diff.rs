@@ -53,8 +53,8 @@ impl fmt::Display for Change {
         }
         f.write_str(match self.applied {
             Applied::AtOnce => "",
-            // An upgrade applies the change too, because the successor process reads the file again
-            // and makes its own sockets and threads.
+            // In an upgrade, the successor process reads the file again and makes its own sockets
+            // and threads.
             Applied::AfterRestart if self.path.starts_with("server.") => {
                 "; needs a restart or an upgrade, the running value stays"
             }

@@ -62,8 +62,7 @@ pub(super) const MAX_CONNECTIONS: &str = "1000000";
 pub(super) const DEFAULT_CONNECTIONS: u64 = 65_536;
 /// The smallest default of the client connections at once, however low the limit of open files is.
 pub(super) const FEWEST_CONNECTIONS: u64 = 64;
-/// Open files that the default of the client connections leaves for logs, engines' logs, probes and
-/// the admin port.
+/// Open files that are reserved for logs, engines' logs, probes and the admin port.
 pub(super) const RESERVED_FILES: u64 = 256;
 /// The largest number of tokens that any key accepts. It keeps sums far from overflow.
 pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000_000);
@@ -71,15 +70,13 @@ pub const MAX_TOKENS: Tokens = Tokens(1_000_000_000_000);
 pub(super) const TOKENS: &str = "1000000M";
 /// The largest count that a key without another bound accepts.
 pub(super) const COUNT: &str = "4294967295";
-/// Most bytes of the name of a pool, backend or API key, which becomes a metric label and a
-/// response header.
+/// Most bytes of a name (pool, backend, key), which becomes a metric label and a response header.
 pub const MAX_NAME_BYTES: usize = 64;
 /// Most fields whose product is the cost of a job.
 pub const MAX_COST_FIELDS: usize = 8;
 /// Most paths that a pool names.
 pub const MAX_ROUTES: usize = 32;
-/// Most bytes of a model name, which may be the path of a repository and so longer than other
-/// names.
+/// Most bytes of a model name, which may be a long repository path.
 pub const MAX_MODEL_NAME_BYTES: usize = 256;
 /// Most bytes of a configuration file, and of a file that a `file:` reference names.
 pub const MAX_FILE_BYTES: u64 = 4 << 20;

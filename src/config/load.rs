@@ -194,7 +194,7 @@ fn written(flags: &Flags) -> String {
 }
 
 /// Writes backends. A backend is named by host and port, which an operator recognises. If that is
-/// no valid name, or is taken, the backend is named by its number.
+/// no valid name, or is taken, the name is a number.
 fn backends(out: &mut String, urls: &[String]) {
     let mut names: Vec<String> = Vec::new();
     for (index, url) in urls.iter().enumerate() {

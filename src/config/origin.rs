@@ -51,7 +51,7 @@ impl Origins {
         self.0.get(path).copied().unwrap_or_default()
     }
 
-    /// The origin of a table, which is the origin of the first key in it that was written.
+    /// The origin of a table: the origin of the first key in it that was written.
     pub(super) fn nearest(&self, path: &str) -> Origin {
         let below =
             |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));

@@ -15,9 +15,8 @@
 //!
 //! The folder of the state may be a sticky folder of root or of the gateway's user, such as `/tmp`,
 //! where other users can neither replace nor remove files. Folders above it are not checked,
-//! because a state that another user put in its place belongs to that user, and is refused. The
-//! operator chose the folder of a named file, so its owner is trusted, with and without the sticky
-//! bit.
+//! because a state that another user put there belongs to that user, and is refused. The operator
+//! chose the folder of a named file, so its owner is trusted, with and without the sticky bit.
 
 use std::fmt;
 use std::fs::Metadata;

@@ -97,8 +97,8 @@ impl<'s> Report<'s> {
         None
     }
 
-    /// The place of a key. If the key was not written, the origin is the origin of the nearest
-    /// table around it that was written.
+    /// The place of a key. If the key was not written, it has the origin of the nearest written
+    /// table.
     pub(super) fn place(&self, path: &str) -> Place {
         let origin = self.document.find(path).map_or_else(|nearest| nearest, |entry| entry.origin);
         Place { path: path.to_owned(), origin }

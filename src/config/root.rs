@@ -89,8 +89,7 @@ table! {
 
 impl Config {
     /// The model with this name or alias. `None` if it is not declared; pools that serve every
-    /// model may still accept it. The search is linear, so code on the request path must build a
-    /// map instead.
+    /// model may still accept it. The search is linear; the request path must build a map instead.
     pub fn model_named(&self, name: &str) -> Option<ModelId> {
         let means = |model: &Model| model.name == name || model.aliases.iter().any(|alias| alias == name);
         self.models.iter().position(means).map(ModelId::new)

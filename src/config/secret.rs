@@ -1,9 +1,8 @@
 //! Secrets: reading them, and never showing them.
 //!
 //! A secret is written as a reference, `env:NAME` or `file:PATH`. Line ends after the value are cut
-//! off, because editors and `echo` add them. A secret may also be plain text in the file, but the
-//! gateway then warns. Debug and Display print the reference, or a mask for plain text, never the
-//! value.
+//! off, because editors and `echo` add them. Plain text is accepted too, with a warning. Debug and
+//! Display print the reference, or a mask for plain text, never the value.
 //!
 //! The command, environment and flags of an engine may hold secrets too ([`Words`], `launch.env`,
 //! `args`): every variable, the flags that `vllm::secrets` names, and every flag whose value is a

@@ -1,8 +1,8 @@
 //! How a value of each type is read, checked and shown.
 //!
-//! There are two traits. [`Scalar`] is for one value, such as a number, a duration or a word.
-//! [`Setting`] is for everything that a key can hold: a scalar, an optional value, a list or a
-//! table. A type that implements `Scalar` can be the type of a field of a `table!`.
+//! [`Scalar`] is for one value, such as a number, a duration or a word. [`Setting`] is for
+//! everything that a key can hold: a scalar, an optional value, a list or a table. A type that
+//! implements `Scalar` can be the type of a field of a `table!`.
 //!
 //! Reading reports problems and goes on, so that the rest of the file is always checked.
 
@@ -181,8 +181,8 @@ impl<T: Scalar> Setting for T {
     }
 }
 
-/// The situation for a number that the type cannot hold. It says that the number is outside the
-/// bounds, because the bounds help an operator more than the type.
+/// The situation for a number that the type cannot hold. It names the bounds, because they say more
+/// than the type.
 fn beyond_bounds(written: &Entry, key: &KeySpec) -> Option<Situation> {
     let (Value::Int(number), Some((min, max))) = (&written.value, key.bounds) else { return None };
     let is_size = min.parse::<i64>().is_ok();

@@ -105,8 +105,7 @@ pub(super) fn open<'w>(
     Some(table)
 }
 
-/// Most tables for which a misplaced key gets a hint. A key that more tables have belongs to none
-/// in particular.
+/// A misplaced key that more tables have gets no hint, because it belongs to none in particular.
 const PLACES_MAX: usize = 4;
 
 /// The paths of all keys with this name in the tables below `fields`.

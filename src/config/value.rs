@@ -290,8 +290,7 @@ pub struct Endpoint {
     pub host: String,
     /// TCP port; 0 only for an engine of the gateway whose port has not been chosen yet.
     pub port: u16,
-    /// The path that is put before the path of every request. It is empty, or begins with `/` and
-    /// does not end with `/`.
+    /// The path that is put before every path; empty, or begins with `/` and does not end with `/`.
     pub prefix: String,
 }
 

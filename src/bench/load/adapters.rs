@@ -1,10 +1,10 @@
 //! The mix of LoRA adapters: which adapter each request uses.
 //!
 //! Real traffic uses some adapters far more than others, and an engine with few adapter slots then
-//! reloads the rarely used ones. So an adapter can also be chosen by weights or Zipf's law, not
-//! only evenly or in turn as in `vllm bench serve`. The adapter of request `n` is a pure function
-//! of (seed, n), unless a dataset names it. The name of the adapter is sent as `"model"`; the base
-//! model may be part of the mix.
+//! reloads the rarely used ones. So adapters can be chosen by weights or Zipf's law, besides evenly
+//! or in turn as in `vllm bench serve`. The adapter of request `n` is a pure function of (seed, n),
+//! unless a dataset names it. The name of the adapter is sent as `"model"`; the base model may be
+//! part of the mix.
 
 use crate::error::BenchError;
 use crate::seed::{Purpose, rng_for};

@@ -48,8 +48,8 @@ pub enum PromptTokens {
 }
 
 impl PromptTokens {
-    /// Writes text with the tokens of `parts`. If it is the `whole` prompt, it has fewer tokens by
-    /// the number that the server adds. The text needs no escaping.
+    /// Writes text with the tokens of `parts`. A `whole` prompt has fewer, by the tokens that the
+    /// server adds. The text needs no escaping.
     pub(crate) fn push_text(&self, text: &mut String, parts: &mut [PromptPart], whole: bool) {
         match self {
             Self::Exact(exact) if whole => exact.push_prompt(text, parts),

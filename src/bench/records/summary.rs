@@ -8,7 +8,7 @@ use super::table::{Interval, clock, count, e2el, millis, ttft};
 use super::worst::Period;
 use super::{Entry, group};
 
-/// Number of classes that are listed; the largest classes are shown.
+/// Number of classes listed, the largest ones.
 const CLASSES: usize = 8;
 const NAME: usize = 20;
 

@@ -6,7 +6,7 @@
 use super::Entry;
 use sluice_core::stats::quantile::percentile;
 
-/// Approximate limit on the rows of a table by time, if its intervals are shorter than an hour.
+/// Approximate limit on the rows of a table by intervals shorter than an hour.
 const ROWS: f64 = 100.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

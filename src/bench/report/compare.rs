@@ -34,8 +34,7 @@ pub const WINDOWS: usize = 10;
 /// Number of metrics that are treated as independent. With this number, two runs of the same
 /// configuration are called different in about 1 of 20 comparisons, which a test checks.
 pub const INDEPENDENT_METRICS: usize = 5;
-/// Approximate limit on the gaps between tokens that are used. If there are more, every n-th is
-/// used.
+/// Approximate limit on gaps between tokens; of more, every n-th is used.
 const MOST_GAPS: usize = 1_000_000;
 
 /// Options of a comparison.

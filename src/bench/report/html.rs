@@ -67,8 +67,7 @@ pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     };
     let mut files: Vec<(String, String)> = Vec::new();
     for plot in &plots {
-        // If the names of two classes differ only in characters that file names cannot have, a
-        // number is added.
+        // Names that differ only in characters that file names cannot have get a number.
         let (plain, mut number) = (name(&plot.title), 1);
         let mut file = format!("{plain}.svg");
         while files.iter().any(|(other, _)| *other == file) {

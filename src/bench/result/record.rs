@@ -129,7 +129,7 @@ pub struct ClassConfig {
     /// Prompt lengths in tokens, as on the command line (`200`, `100-2000`); empty for a file.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prompt: String,
-    /// Output lengths in tokens, written in the same way.
+    /// Output lengths, written in the same way.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub output: String,
     /// The shared prefix in words; empty: none.
@@ -240,8 +240,7 @@ pub enum Outcome {
     Unfinished,
 }
 
-/// One server as `/metrics` shows it: the growth of counters over the run, and the peaks of the
-/// samples.
+/// One server, from `/metrics`: growth of counters over the run, and peaks of the samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerSide {
@@ -349,7 +348,7 @@ impl Record {
 }
 
 impl Record {
-    /// The largest ratio of a measure to its bound, counted from the due time; infinite if the
+    /// The largest ratio of a measure to the bound, counted from the due time; infinite if the
     /// request did not complete.
     pub fn slo_ratio(&self, slo: &Slo) -> f64 {
         if !self.is_completed() {

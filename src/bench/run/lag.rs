@@ -81,7 +81,7 @@ mod tests {
     async fn a_thread_that_is_held_up_shows_in_the_lag() {
         let monitor = LagMonitor::start();
         tokio::time::sleep(PERIOD * 3).await;
-        // The runtime has one thread, so the task that measures lag cannot run during this loop.
+        // The runtime has one thread, so this loop keeps the lag task from running.
         let busy = std::time::Instant::now();
         while busy.elapsed() < Duration::from_millis(60) {}
         tokio::time::sleep(PERIOD * 3).await;

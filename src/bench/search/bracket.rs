@@ -25,7 +25,7 @@ pub(super) struct Bracket {
 }
 
 impl Bracket {
-    /// A bracket whose first trial is at the rate `first`. Both rates are above 0.
+    /// A bracket that starts at the rate `first`. Both rates are above 0.
     pub(super) fn new(one_stream: f64, first: f64) -> Self {
         Self { low: None, high: None, one_stream, first }
     }

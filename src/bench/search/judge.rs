@@ -1,6 +1,6 @@
 //! Decides one trial: whether the objectives hold at a rate.
 //!
-//! The *SLO ratio* of a request is the largest ratio of a measure to its bound; up to 1, the
+//! The *SLO ratio* of a request is the largest ratio of a measure to the bound; up to 1, the
 //! objectives are met. It is infinite for a failed request, and for a request in flight that is too
 //! late. Misses become known later than hits, so a request counts only once all requests that were
 //! due earlier are known.

@@ -24,8 +24,8 @@ use crate::run::progress::{InFlight, Progress, RequestEvent};
 use crate::run::runner::run;
 
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// Seconds after the bound at which a request in flight counts as a miss. If the response ends
-/// earlier, the exact ratio is recorded.
+/// Seconds after the bound at which a request in flight counts as a miss. An earlier response gives
+/// the exact ratio.
 const GRACE: f64 = 0.25;
 
 /// One trial against real servers.

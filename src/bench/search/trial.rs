@@ -128,8 +128,7 @@ pub struct Trial {
 pub struct TrialStats {
     /// Requests completed per second ([`throughput`]), without the warm-up.
     pub throughput: Estimate,
-    /// Number of sent requests divided by the number of due requests; below 1 if the client was too
-    /// slow.
+    /// Sent requests divided by due requests; below 1 if the client was too slow.
     pub delivered: f64,
     /// Duration, seconds.
     pub seconds: f64,

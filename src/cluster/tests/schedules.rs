@@ -103,7 +103,7 @@ fn check(world: &World, seed: u64) {
     }
 }
 
-/// Ends all faults. From now on every gateway demands more than the limits.
+/// Ends all faults, and makes every gateway demand more than the limits.
 fn heal(world: &mut World) {
     world.store.down = false;
     for gateway in &mut world.gateways {

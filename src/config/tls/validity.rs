@@ -76,8 +76,7 @@ fn seconds(tag: u8, text: &[u8]) -> Option<i64> {
     };
     let part = |index: usize| i8::try_from(number(&rest[2 * index..2 * index + 2])).ok();
     let time = DateTime::new(year, part(0)?, part(1)?, part(2)?, part(3)?, part(4)?, 0).ok()?;
-    // `Timestamp` cannot be used, because its range ends a day before the largest date of a
-    // certificate.
+    // `Timestamp` cannot be used: the range ends a day before the largest date of a certificate.
     Some(time.duration_since(EPOCH).as_secs())
 }
 

@@ -200,7 +200,7 @@ impl FlagTable {
                 Some(before) => word == "serve" && named(before, package),
                 None => false,
             });
-            // `sim` can stand for the program of every kind that has a list of flags.
+            // The simulator (`sluice sim`) plays every engine that has flags.
             is_program || is_package || (!self.list.is_empty() && at == 1 && word == "sim")
         };
         command.iter().enumerate().take(PREFIX_WORDS).position(is_last).map(|at| at + 1)

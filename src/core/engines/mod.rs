@@ -66,9 +66,8 @@ impl EngineKind {
         Self::ALL.into_iter().find(|kind| kind.rules().owners.contains(&owner))
     }
 
-    /// Whether a server that was found to be of the `other` kind is certainly not of this kind. It
-    /// is not if servers of this kind can be recognised, or if the two kinds have no route in
-    /// common.
+    /// Whether a server that was found to be of the `other` kind is certainly not of this kind.
+    /// True if this kind can be recognised, or the two kinds have no route in common.
     pub fn excludes(self, other: Self) -> bool {
         let both = |route| (self.rules().serves)(route) && (other.rules().serves)(route);
         self != other && (self.rules().identity.is_some() || !Route::ALL.into_iter().any(both))

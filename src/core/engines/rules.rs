@@ -56,8 +56,7 @@ pub struct EngineRules {
     pub aborts: bool,
     /// Whether the engine can continue an answer that another engine began.
     pub continues: bool,
-    /// The flags of the program, for engines that the gateway starts; `None` for vLLM, whose flags
-    /// are in [`vllm::flags`](crate::vllm::flags).
+    /// The flags of the program, for engines that the gateway starts; `None` for vLLM.
     pub flags: Option<&'static FlagTable>,
     /// How the log shows the phases of a start, and failures.
     pub log: &'static LogRules,

@@ -72,8 +72,8 @@ pub struct StreamStats {
     /// Events with output.
     pub content_events: u64,
     /// Events that carried tokens: events with output, and empty events after the first output,
-    /// each for a token that completes no character. There are more tokens than such events if the
-    /// engine puts several tokens into an event.
+    /// each for a token that completes no character. Fewer than the tokens if the engine puts
+    /// several into an event.
     pub token_events: u64,
     /// All events, comments included.
     pub events: u64,

@@ -23,8 +23,8 @@ const KEY: usize = 128;
 const SCALAR: usize = 64;
 /// A part of this many bytes takes no further member.
 const PART: usize = 16 << 10;
-/// A container inside a part of this many bytes takes no further member, so that members after the
-/// container still have room.
+/// In a part of this many bytes, a nested container takes no further member, so that members after
+/// it still have room.
 const NESTED: usize = PART / 2;
 /// Nesting depth up to which a part is kept.
 const DEPTH: u32 = 8;

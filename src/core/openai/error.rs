@@ -166,7 +166,7 @@ pub enum Refusal {
     /// An expectation other than `100-continue`.
     #[error("the only supported expectation is '100-continue'")]
     ExpectationFailed,
-    /// The requests of this key exceed a limit of the key.
+    /// The requests of a key exceed its limit.
     #[error("{}", .limit.message(shown(.key), (*.retry_after).max(1)))]
     KeyLimit {
         /// The name of the key.
@@ -182,7 +182,7 @@ pub enum Refusal {
     /// A transfer coding other than `chunked`.
     #[error("the only supported Transfer-Encoding is 'chunked'")]
     CodingNotSupported,
-    /// The gateway sheds the request: it refuses the request early.
+    /// The gateway refuses the request early.
     #[error("{}", .reason.message())]
     Shed {
         /// The reason.

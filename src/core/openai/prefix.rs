@@ -77,7 +77,7 @@ pub struct PromptPrefix {
 
 impl PromptPrefix {
     /// Hashes the prompt in `body` for `model`. Prompts for different models have different hashes,
-    /// because an engine's cache does not share blocks between models or adapters.
+    /// because engines do not share blocks between models (or adapters).
     pub fn new(body: &[u8], parts: &PromptParts, model: &str) -> Self {
         let mut parts = parts.0.clone();
         parts.sort_by_key(|(place, _)| *place);

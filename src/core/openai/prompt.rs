@@ -1,10 +1,9 @@
 //! Finds the prompt in a body: which fields of which route become prompt tokens.
 //!
-//! Estimates and exact counts must agree on the parts of the prompt, so for both the same walk
-//! reports the parts to a [`PromptSink`]. Text is everything that the model reads as text: strings,
-//! text parts, tool definitions and tool calls. Media are reported as parts, because their base64
-//! would look like a hundred thousand tokens. The walk is lenient inside messages, because the
-//! engine validates them.
+//! Estimates and exact counts must agree on the parts of the prompt, so one walk reports the parts
+//! to a [`PromptSink`]. Text is everything that the model reads: strings, text parts, tool
+//! definitions and tool calls. Media are reported as parts, because their base64 would look like a
+//! hundred thousand tokens. The walk is lenient inside messages, because the engine validates them.
 //!
 //! The walk may report too much, never too little: a prompt field that is given twice is reported
 //! twice, and a long value of unknown meaning counts as text ([`other`]), because a chat template

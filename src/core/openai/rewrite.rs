@@ -163,8 +163,7 @@ impl EditedBody {
             }
             patches.push((Span { start: points.open, end: points.open }, front));
         }
-        // The removal comes after an insertion at the same place, because sorting keeps the order
-        // of the list.
+        // The removal follows an insertion at the same place; sorting keeps this order.
         patches.extend(points.priority.map(|point| (point.removal(body), String::new())));
         let open = if points.form.is_none() { points.open } else { 0 };
         Self { open, has_members, ..Self::patched(body, patches) }

@@ -1,9 +1,8 @@
 //! A hint about the path that a client may have meant, if the path is not served.
 //!
-//! The hint is the admin port, or the nearest path of this port. The client's path may differ from
-//! it by letter case, a slash too many, a missing or second `/v1`, or up to [`REACH`] typing
-//! mistakes. Only paths of up to [`LONGEST`] bytes are compared. The hint never repeats the
-//! client's path.
+//! The hint is the admin port, or the nearest path of this port. The client's path may differ by
+//! letter case, a slash too many, a missing or second `/v1`, or up to [`REACH`] typing mistakes.
+//! Only paths of up to [`LONGEST`] bytes are compared. The hint never repeats the client's path.
 
 use std::fmt;
 

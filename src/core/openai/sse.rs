@@ -6,9 +6,8 @@
 //! chunk is a slice of it; a split event is assembled in a buffer.
 //!
 //! Bound: the buffer never exceeds [`MAX_EVENT`]. A longer event is handed over in pieces
-//! ([`Scanned::Piece`]) and not kept; [`SseScanner::release`] returns the bytes that were held
-//! before the event became too long. Cost: one `memchr` per line; no allocation unless an event is
-//! split.
+//! ([`Scanned::Piece`]) and not kept; [`SseScanner::release`] returns the bytes held before it
+//! became too long. Cost: one `memchr` per line; no allocation unless an event is split.
 
 use std::borrow::Cow;
 

@@ -6,8 +6,8 @@
 //!
 //! - [`around`]: the interval for an estimate whose variance is estimated too;
 //! - [`share`]: the interval for a share of events, exact for any number of events. [`excess`] is
-//!   the one-sided form, against "the share is at most p". [`quantile_ranks`] follows from `share`,
-//!   because the share of values below the true quantile is known.
+//!   the one-sided form, against "at most p". [`quantile_ranks`] follows from it, because the share
+//!   of values below the true quantile is known.
 //!
 //! Counts may be real numbers. If events come in clusters, the count is the number of events
 //! divided by their design effect.

@@ -7,9 +7,8 @@
 //! ratio. An unbounded part makes the change unbounded.
 //!
 //! A verdict has a *margin*, the largest change that is too small to matter. If the interval lies
-//! inside the margin, the verdict is "no difference". This is checked first, so a change that is
-//! certain but trivial is no difference. If the interval excludes zero, the verdict is better or
-//! worse. Otherwise it is undecided.
+//! inside the margin, the verdict is "no difference", even if the change is certain. Otherwise, if
+//! the interval excludes zero, it is better or worse. If not, it is undecided.
 
 use super::Estimate;
 

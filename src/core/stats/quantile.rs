@@ -59,9 +59,9 @@ pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
 /// interval is the spread of the quantiles of ten parts of the series around the quantile of the
 /// whole, in logarithms, times [`CAUTION`].
 ///
-/// The interval is bounded for 20 positive values or more, even if the one of order statistics is
-/// not. It is unbounded for fewer. It needs long parts: for a P99 of few or clustered values, the
-/// coverage is below the stated confidence (87 % or more at 99 % in the tests).
+/// The interval is bounded for 20 positive values or more, even if order statistics give no bound,
+/// and unbounded for fewer. It needs long parts: for a P99 of few or clustered values, the coverage
+/// is below the stated confidence (87 % or more at 99 % in the tests).
 pub fn sectioned(values: &[f64], q: f64, confidence: f64) -> Estimate {
     let log_of = |values: &[f64]| {
         let mut sorted = values.to_vec();

@@ -1,8 +1,8 @@
 //! Whole numbers with a unit, as vLLM reads sizes: `32768`, `32k`, `32K`, `1.5m`.
 //!
-//! A unit in lower case is a power of 1,000, and one in upper case a power of 1,024. A fraction of
-//! a power of 1,024 is refused, as in vLLM. [`expand`] writes out such numbers inside JSON, as vLLM
-//! does before it reads the object.
+//! Units in lower case are powers of 1,000, in upper case of 1,024. A fraction of a power of 1,024
+//! is refused, as in vLLM. [`expand`] writes out such numbers inside JSON, as vLLM does before it
+//! reads the object.
 
 /// A number with a fraction before an upper-case unit.
 pub(super) struct BinaryFraction {

@@ -10,7 +10,7 @@
 //!
 //! The gateway's records ([records]) add hashes of the beginnings of prompts, so that requests
 //! share prefixes as they did. There is a hash every [`STEP`] bytes (less often in long prompts).
-//! The average ratio of bytes to tokens in the file converts the bytes to tokens.
+//! The file's average ratio of tokens to bytes converts the bytes.
 
 use serde_json::Value;
 

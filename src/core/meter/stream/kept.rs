@@ -13,10 +13,9 @@ use crate::openai::sse::SseScanner;
 
 impl StreamMeter {
     /// Keeps at most this many bytes of the answer's text. The caller calls it before the first
-    /// chunk. From then on the meter passes on only whole events. It withholds an error or a finish
-    /// reason `abort` after the first output, with all bytes after it: see
-    /// [`StreamMeter::take_withheld`]. The caller passes these bytes on if no other engine
-    /// continues the stream.
+    /// chunk. From then on the meter passes on only whole events. It withholds an error or `abort`
+    /// after the first output, with all bytes after it: see [`StreamMeter::take_withheld`]. The
+    /// caller passes these bytes on if no other engine continues the stream.
     pub fn keep_text(&mut self, most: usize) {
         if matches!(self.tally.dialect, Dialect::Choices | Dialect::Messages) {
             self.memo.keep_text(most);

@@ -67,8 +67,8 @@ pub(super) fn resolve(written: &str) -> (String, Option<Arity>) {
     }
 }
 
-/// The full name of a setting, which is written without leading dashes, and whether `true` turns
-/// the flag on. For `no_enable-lora` the name is `enable-lora`, and `true` turns it off.
+/// The full name of a setting, which has no leading dashes, and whether `true` turns the flag on.
+/// `no_enable-lora` is `enable-lora`, and `true` turns it off.
 pub fn setting(name: &str) -> (String, bool) {
     let (full, arity) = resolve(&format!("--{name}"));
     (full, arity != Some(Arity::Switch { on: false }))
