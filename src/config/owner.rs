@@ -104,7 +104,8 @@ fn is_sticky(folder: &Metadata, own: u32) -> bool {
 /// Checks a file or socket that the gateway reads or listens on. A path that is missing or cannot
 /// be examined passes, because opening it fails.
 ///
-/// # Errors Another user can command the file.
+/// # Errors
+/// Another user can command the file.
 pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     let untrusted = |risk| Err(Untrusted { path: path.to_owned(), risk });
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
@@ -128,7 +129,8 @@ pub fn check_file(path: &Path) -> Result<(), Untrusted> {
 /// Checks a file whose path an operator chose, such as records. A link of root or of the gateway's
 /// user is followed; a device or a pipe passes.
 ///
-/// # Errors Another user can command the file, or all users may replace it.
+/// # Errors
+/// Another user can command the file, or all users may replace it.
 pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     check_link(&path)?;
@@ -142,7 +144,8 @@ pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
 
 /// Checks a folder that holds files of the gateway's state. A missing folder passes.
 ///
-/// # Errors Another user can command the folder.
+/// # Errors
+/// Another user can command the folder.
 pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     check_link(&path)?;

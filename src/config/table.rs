@@ -105,7 +105,8 @@ pub(super) fn open<'w>(
     Some(table)
 }
 
-/// A misplaced key that more tables have gets no hint, because it belongs to none in particular.
+/// A misplaced key that more tables than this have gets no hint, because it belongs to none in
+/// particular.
 const PLACES_MAX: usize = 4;
 
 /// The paths of all keys with this name in the tables below `fields`.

@@ -175,7 +175,8 @@ impl Arrival {
 
     /// The due times, ascending; empty for a closed loop.
     ///
-    /// # Errors [`Arrival::check`] fails, or the schedule exceeds a bound of this file.
+    /// # Errors
+    /// [`Arrival::check`] fails, or the schedule exceeds a bound of this file.
     pub fn schedule(&self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
         self.check()?;
         let expected = match (self, extent) {

@@ -16,7 +16,7 @@ pub trait SystemUnderTest {
     /// when all requests are recorded, or when the judge has a verdict; requests in flight are then
     /// abandoned.
     ///
-    /// # Errors The load could not be sent at all. A request that fails is no such error; it is
-    /// recorded.
+    /// # Errors
+    /// The load could not be sent at all. A request that fails is no such error; it is recorded.
     fn run(&mut self, trial: &Trial, judge: &mut Judge) -> impl Future<Output = Result<TrialStats, Self::Error>>;
 }

@@ -96,8 +96,8 @@ const FLAGS: FlagTable = FlagTable {
 
 const LOG: LogRules = LogRules {
     form: LogForm {
-        // "0.00.014.973 I srv load_model: ": time, level, component. Older versions log none of the
-        // three.
+        // "0.00.014.973 I srv    load_model: ": time, level, component. Older versions log none of
+        // the three.
         message: |line| match level(line) {
             Some((_, rest)) => rest,
             None => line.trim_end(),

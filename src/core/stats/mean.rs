@@ -1,9 +1,9 @@
 //! The long-run mean of a series in time order, by batch means.
 //!
 //! The series is divided into [`BATCHES`] runs. The means of the runs are nearly independent and
-//! nearly normal, so mean +- t s / sqrt(BATCHES) covers the true mean, with Student's t of BATCHES
-//! - 1 degrees (Law, *Simulation Modeling and Analysis*, 9.5). If the series has fewer than two
-//! values per batch, each value counts as a batch. For a throughput the values are counts in
+//! nearly normal, so mean +- t s / sqrt(BATCHES) covers the true mean, with Student's t of
+//! BATCHES - 1 degrees (Law, *Simulation Modeling and Analysis*, 9.5). If the series has fewer than
+//! two values per batch, each value counts as a batch. For a throughput the values are counts in
 //! windows of equal length.
 
 use super::dependence::{BATCHES, batch_mean, batches};
