@@ -100,9 +100,11 @@ pub struct Member {
     beat: u64,
     silence: Silence,
     census: Census,
-    /// Name of the last written object, its writes, and since when reads have shown fewer writes.
+    /// Name of the last written object.
     begun: String,
+    /// The number of writes of that object.
     writes: u64,
+    /// Since when reads have shown fewer writes.
     behind: Option<Duration>,
     keys: BTreeMap<String, KeyClaim>,
     closing: Closing,

@@ -22,8 +22,9 @@ pub(super) const MAX_COPIES: usize = 64;
 pub(super) const COPIES: &str = "64";
 /// Data-parallel ranks of one backend: one rank on each GPU of 32 hosts.
 pub(super) const MAX_RANKS: i64 = rank_page::MAX_RANKS as i64;
-/// [`MAX_RANKS`] and the highest rank as written in a configuration.
+/// [`MAX_RANKS`] as written in a configuration.
 pub(super) const RANKS: &str = "256";
+/// The highest rank as written in a configuration.
 pub(super) const RANK: &str = "255";
 /// Most model names, without aliases. Each is a label value and has a token estimator.
 pub const MAX_MODELS: usize = 512;

@@ -39,9 +39,9 @@ struct JudgedRequest {
 struct Group {
     /// Known misses after the warm-up, even if earlier requests are unknown.
     misses: usize,
-    /// Requests after the warm-up and before the first unknown one; `missed`: the misses among
-    /// them.
+    /// Requests after the warm-up and before the first unknown one.
     counted: usize,
+    /// Misses among `counted`.
     missed: usize,
     wald: RatioTest,
 }

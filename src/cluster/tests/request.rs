@@ -11,8 +11,9 @@ pub(super) struct Request {
     pub(super) permit: bool,
     pub(super) arrives: u64,
     pub(super) ends: u64,
-    /// When the gateway sees the first token, and when it sees the end.
+    /// When the gateway sees the first token.
     pub(super) settles: u64,
+    /// When the gateway sees the end.
     pub(super) seen_end: u64,
     /// Whether the request may exceed the limit in mode `keep`. It may if it was admitted on a
     /// share that was not renewed in time, or by a gateway that has not renewed for ten leases,

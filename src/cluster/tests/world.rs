@@ -78,13 +78,15 @@ pub(super) struct Gateway {
     pub(super) demand: Vec<u64>,
     need: Vec<u64>,
     settled: Vec<u64>,
-    /// When the process last ran, and the time until which a pause may hide ends of requests.
+    /// When the process last ran.
     ran: u64,
+    /// Until when a pause may hide ends of requests.
     blind_until: u64,
     page: Vec<Option<Page>>,
     pub(super) last_room: Vec<u64>,
-    /// Shares in the last confirmed write, and its time.
+    /// Shares in the last confirmed write.
     pub(super) last_share: Vec<u64>,
+    /// The tick of that confirmation.
     pub(super) confirmed: u64,
 }
 

@@ -92,8 +92,9 @@ struct Skip {
     is_value: bool,
     /// Number of open containers in the bytes that are stepped over.
     inside: u32,
-    /// Inside a string; `escaped`: after a backslash in it.
+    /// Whether the next byte is inside a string.
     quoted: bool,
+    /// Whether it follows a backslash in the string.
     escaped: bool,
 }
 

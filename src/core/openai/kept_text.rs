@@ -26,8 +26,9 @@ pub struct KeptText {
     most: usize,
     /// The first event of the answer, as lines.
     first: Vec<u8>,
-    /// Pieces so far, and the offsets in `raw` at which the last ones end.
+    /// Number of pieces so far.
     pieces: u32,
+    /// The offsets in `raw` at which the last pieces end.
     ends: [u32; ENDS],
     why_not: Option<NotContinued>,
     /// Whether the engine has ended the text; only usage and the end of the answer are missing.

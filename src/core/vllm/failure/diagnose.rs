@@ -92,7 +92,6 @@ pub struct LogRules {
 pub const LOG: LogRules = LogRules {
     form: FORM,
     failures: &[],
-    // Lines that a healthy engine prints.
     healthy: &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"],
     // The API server (in 0.22 the engine core) prints them.
     shutdown: &["API server: shutdown triggered", "Shutdown initiated (timeout="],
