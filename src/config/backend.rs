@@ -2,9 +2,9 @@
 //!
 //! The keys distinguish three kinds: `url` alone is an engine that runs without the gateway;
 //! `launch` is an engine that the gateway runs on this machine; `url` with `control` is an engine
-//! that commands start and stop elsewhere. The file has all three keys ([`BackendTable`]); the rest
-//! of the gateway sees a [`Target`]. A pool with a `kubernetes` table lists no backends: see
-//! `pods`.
+//! that commands start and stop elsewhere. In the file all three are keys of one table
+//! ([`BackendTable`]); the rest of the gateway sees a [`Target`]. A pool with a `kubernetes` table
+//! lists no backends: see `pods.rs`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -123,16 +123,16 @@ table! {
     }
 }
 
-/// One vLLM server. Pool name, backend name and address identify it over reloads.
+/// One vLLM server. To a reload, a backend with the same pool name, name and address is the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Backend {
-    /// Unique within the pool; a label of metrics and a response header.
+    /// The name, unique within the pool; a label of metrics and a response header.
     pub name: String,
     /// The address, and who runs the engine.
     pub target: Target,
     /// Share of new work relative to the other backends of the pool, above 0.
     pub weight: f64,
-    /// Sent upstream as `Authorization: Bearer`; `None`: no such header.
+    /// The token that is sent upstream as `Authorization: Bearer`; `None`: no such header.
     pub api_key: Option<Secret>,
     /// The `tls` table of this backend, if it has one.
     pub tls: Option<UpstreamTls>,
@@ -165,7 +165,7 @@ pub enum Target {
     Pod(Endpoint, PodEngine),
 }
 
-/// The data for starting a pod's engine with other arguments.
+/// The data that the gateway needs to start a pod's engine with other arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodEngine {
     /// The pod.
@@ -180,8 +180,8 @@ pub struct PodEngine {
     pub args: BTreeMap<String, ArgValue>,
 }
 
-/// Keys of [`Launch`] that earlier versions lack. If such a key is absent, the digest is as without
-/// it, so an upgrade of the gateway restarts no engine.
+/// Keys of [`Launch`] that earlier versions of the gateway lack. If such a key is absent, it does
+/// not enter the digest, so an upgrade of the gateway restarts no engine.
 const ADDED_KEYS: [&str; 3] = ["copies", "mps_percent", "share"];
 
 impl Launch {
@@ -201,8 +201,8 @@ impl Launch {
 }
 
 impl PodEngine {
-    /// All data that distinguishes the engine from others, secrets in clear, for a digest. Without
-    /// the address, which each start changes.
+    /// All data that distinguishes the engine from others, secrets in clear, for a digest. The
+    /// address is left out, because each start of the pod changes it.
     fn compared(&self) -> Vec<u8> {
         let args: Vec<_> = self.args.iter().map(|(name, value)| (name, value.expose())).collect();
         let place = (&self.pod, &self.namespace, &self.statefulset, &self.container);
@@ -212,8 +212,8 @@ impl PodEngine {
 }
 
 impl Target {
-    /// All data that distinguishes the target from others, secrets in clear: for a digest, not to
-    /// store or show.
+    /// All data that distinguishes the target from others, secrets in clear. The bytes are for a
+    /// digest, and must not be stored or shown.
     pub fn compared(&self) -> Vec<u8> {
         let names = Names::default();
         let mut bytes = Vec::new();
@@ -239,8 +239,8 @@ impl Target {
         }
     }
 
-    /// The target without the flags that are settings, and these flags; `None` for an external
-    /// backend. Secret flags stay with the target.
+    /// The target with only the flags that are secret, and separately the other flags. `None` for
+    /// an external backend.
     pub fn without_settings(&self) -> Option<(Self, BTreeMap<String, ArgValue>)> {
         let mut target = self.clone();
         let args = match &mut target {
@@ -297,7 +297,8 @@ impl Setting for Backend {
         if let Some((path, situation)) = problem {
             report.add_at(&path, situation);
         }
-        // Without a usable address a problem was reported. Rules that compare targets skip port 0.
+        // If there is no usable address, a problem was reported. Rules that compare targets skip
+        // port 0.
         let nowhere = || Endpoint { https: false, host: String::new(), port: 0, prefix: String::new() };
         let target = match (launch, control, url.unwrap_or_else(nowhere)) {
             (Some(launch), _, _) => Target::Launch(launch),
@@ -344,7 +345,7 @@ impl Setting for Backend {
 /// The value of a flag of an engine.
 pub type ArgValue = FlagValue<Secret>;
 
-/// Whether the value, as the value of the flag `name`, is secret.
+/// Whether the value of the flag `name` is secret.
 pub fn is_secret_arg(name: &str, value: &ArgValue) -> bool {
     let holds = |text: &String| is_reference(text) || has_secret_key(text);
     match value {

@@ -1,7 +1,8 @@
 //! `[[pool]]`: backends that may answer the same requests.
 //!
 //! A pool has the models that it serves, the range of prompt lengths, the capacity of each backend,
-//! and a queue for requests without room. Capacities are per backend, queue and policy per pool.
+//! and a queue for requests without room. Each backend has the capacity, while queue and policy
+//! belong to the pool.
 //!
 //! The home of a request is the one pool that serves its model and whose range contains the
 //! estimated prompt length. `spill` names the pools to which a request may go when home has no
@@ -269,7 +270,7 @@ words! {
     }
 }
 
-/// Pools by name, without repetition and without the pool itself.
+/// Pools, written by name, without repetition and without the pool that names them.
 impl Setting for Vec<PoolId> {
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
         let own = place.path.trim_start_matches("pool[").split(']').next().and_then(|index| index.parse().ok());

@@ -1,8 +1,8 @@
 //! Puts the found pods into a configuration, and checks the tables that select pods.
 //!
 //! An address becomes only one backend: if several pools select a pod, the first of these pools has
-//! it. Finding pods is a cargo feature (`kubernetes`); without it, the table is an error that says
-//! how to get a gateway with it.
+//! it. Finding pods is a cargo feature (`kubernetes`). In a gateway without it, the table is an
+//! error whose message says how to get a gateway with the feature.
 
 use std::collections::{BTreeMap, HashSet};
 

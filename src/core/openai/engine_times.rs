@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::scan::{JsonKind, ScanError, Scanner};
 
-/// A day, milliseconds.
+/// The longest time that is believed, milliseconds: a day.
 const LONGEST_MS: f64 = 86_400_000.0;
 
 /// The engine's times of a request with one sequence.
@@ -18,7 +18,7 @@ const LONGEST_MS: f64 = 86_400_000.0;
 pub struct EngineTimes {
     /// In the engine's queue.
     pub queue: Duration,
-    /// From the queue until the first token.
+    /// From the end of the queue time until the first token.
     pub prefill: Duration,
 }
 

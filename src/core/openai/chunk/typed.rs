@@ -128,8 +128,8 @@ impl Typed {
         let mut answer = Answer { refused: self.name == "response.refusal.delta" && text > 0, ..Answer::default() };
         match self.name.as_str() {
             "response.completed" | "response.incomplete" => {
-                // The usual reason for an incomplete response. The other reason is a content
-                // filter, which vLLM lacks.
+                // An incomplete response counts as cut at the length limit. Its other possible
+                // reason is a content filter, which vLLM lacks.
                 let reason = if self.name == "response.completed" { FinishReason::Stop } else { FinishReason::Length };
                 answer.finished(reason);
                 StreamEvent { kind: EventKind::Usage, finish: true, answer, usage, times, ..StreamEvent::default() }
