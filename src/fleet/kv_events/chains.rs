@@ -237,9 +237,9 @@ mod tests {
         assert_eq!(apply(&mut chains, first).written_tokens, 80);
         // 64 tokens are four blocks; the fifth block is output.
         assert_eq!(link(&mut chains, &served(1, 100, 64, None)), Some(vec![101, 102, 103, 104]));
-        assert_eq!(apply(&mut chains, [removed(&[14])]).gone, []);
+        assert!(apply(&mut chains, [removed(&[14])]).gone.is_empty());
         assert_eq!(apply(&mut chains, [removed(&[13, 12])]).gone, [104, 103]);
-        assert_eq!(apply(&mut chains, [removed(&[12, 99])]).gone, [], "not there any more, and never there");
+        assert!(apply(&mut chains, [removed(&[12, 99])]).gone.is_empty(), "not there any more, and never there");
         assert_eq!(chains.blocks(), 2);
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let mut chains = Chains::default();
         apply(&mut chains, [stored(1, None, &[10]), stored(2, None, &[10])]);
         assert_eq!(link(&mut chains, &served(1, 100, 16, None)), Some(vec![104]), "shorter beginnings have no block");
-        assert_eq!(apply(&mut chains, [removed(&[10])]).gone, []);
+        assert!(apply(&mut chains, [removed(&[10])]).gone.is_empty());
         assert_eq!(apply(&mut chains, [removed(&[10])]).gone, [104]);
     }
 
