@@ -25,9 +25,9 @@ impl fmt::Display for Notice {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{class}: {}{advice}", cause.as_deref().map(|cause| format!("{cause}; ")).unwrap_or_default())]
 pub struct EngineFailure {
-    /// The class; it decides the advice.
+    /// The class, which decides the advice.
     pub class: FailureClass,
-    /// The reason in the log, or an observation.
+    /// The reason from the log, or an observation of the gateway.
     pub cause: Option<String>,
     /// The remedy for the operator.
     pub advice: String,
@@ -60,7 +60,8 @@ impl EngineFailure {
         Self { class, cause, advice, suggestion, exit, phase }
     }
 
-    /// Joins failures; class and advice are the first one's. `None` without failures.
+    /// Joins failures into one, with the class and the advice of the first. `None` without
+    /// failures.
     pub(crate) fn joined(failures: Vec<Self>) -> Option<Self> {
         let mut failures = failures.into_iter();
         let mut first = failures.next()?;

@@ -36,13 +36,14 @@ pub enum RestartBlocked {
         /// Why it cannot be stopped.
         why: String,
     },
-    /// Another engine, now configured elsewhere, still runs there.
+    /// Another engine, which is now configured for another place, still runs on the device, port or
+    /// name.
     #[error("{0} has to move first")]
     MustMove(String),
 }
 
 impl RestartBlocked {
-    /// Whether both name the same reason; only counts may differ.
+    /// Whether both name the same reason. Counts may differ.
     pub fn is_same_reason(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Irreplaceable(Irreplaceable::NoRoom { .. }), Self::Irreplaceable(Irreplaceable::NoRoom { .. }))

@@ -1,4 +1,4 @@
-//! Settings that were requested and are not in force, with the reason; and the reasons of earlier
+//! Settings that were requested and are not in force, with the reason, and the reasons of earlier
 //! failures.
 //!
 //! Both are kept until the next change.
