@@ -88,8 +88,8 @@ impl EngineExchange {
         }
     }
 
-    /// Sends the request until it is complete or the engine responds. A failed write is no error if
-    /// the engine has responded before.
+    /// Sends the request until it is complete or the engine responds. A failed write is no error
+    /// here, because the engine may have responded before.
     pub(super) async fn write(
         &mut self,
         to: &Address,
