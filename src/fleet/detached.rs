@@ -1,8 +1,8 @@
 //! Starts a newer gateway, which takes over, as a process that is not a child of this one.
 //!
 //! systemd waits for the end of a new main process only if that is a child of systemd. So a shell
-//! starts the new gateway and ends, and the nearest reaper above this process adopts the new
-//! gateway. During the start, this process is no reaper of orphans.
+//! starts the new gateway and ends, and the nearest reaper above this process adopts it. Meanwhile
+//! this process is no reaper.
 
 use std::ffi::OsString;
 use std::io;

@@ -18,9 +18,9 @@ const HEALTH_BYTES: usize = 1 << 20;
 pub enum Unhealthy {
     /// It loads the model.
     Loading,
-    /// It has no health page of the configured kind; the text says how it responded.
+    /// It has no health page of the configured kind; the response, in words.
     Unlike(String),
-    /// It does not serve for another reason, which the text names.
+    /// Any other reason, in words.
     Down(String),
 }
 

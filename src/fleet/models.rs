@@ -160,8 +160,7 @@ fn routes_of(body: &[u8]) -> Option<RouteSet> {
             routes.insert(route);
         }
     }
-    // `None` for a description that names no known route or accepts any path, because it does not
-    // describe an engine.
+    // A description without a known route, or that accepts any path, is not an engine's.
     let takes_any = paths.keys().any(|path| path.contains(":path}"));
     (names_any && !takes_any).then_some(routes)
 }

@@ -197,7 +197,7 @@ impl Prober {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
             if std::mem::replace(&mut state.engine, backend.address.engine) != backend.address.engine {
-                // A backend of another kind has other pages, so they are all read again.
+                // The pages of another kind must be read anew.
                 state.models_at = None;
             }
             if backend.used.slots > 0 && !backend.address.engine.rules().answers_while_busy {

@@ -1,9 +1,8 @@
 //! Compares the data-parallel ranks of an engine with the ranks of the configuration.
 //!
 //! The engine's metrics page names its ranks. A backend with a rank that the engine does not have
-//! counts as down, with the reason. Ranks that no backend has are logged once, because they get no
-//! requests. An engine without metrics names no ranks, so only the refusal of a request shows that
-//! a rank is missing.
+//! counts as down, with the reason. Ranks without a backend get no requests and are logged once. An
+//! engine without metrics names no ranks, so only a refused request shows a missing rank.
 
 use sluice_config::Address;
 

@@ -234,8 +234,8 @@ enum Readiness {
     Serves(ModelList),
 }
 
-/// Reads the health page and the list of models. An API key shows only at the list, because vLLM
-/// requires it on `/v1` only.
+/// Reads health and models. vLLM requires an API key on `/v1` only, so the health page does not
+/// show a wrong one.
 async fn check_readiness(address: &Address, limit: Duration) -> Readiness {
     match read_health(address, limit).await {
         Ok(()) => {}

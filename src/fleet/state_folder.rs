@@ -7,7 +7,7 @@
 //!
 //! Files that other users may write to are refused ([`check`]) and not corrected, because they may
 //! have been changed already. The random [`key`] of the folder also identifies the gateway's
-//! engines, because a digest by the key is part of the mark in the environment of their processes.
+//! engines: the mark in the environment of their processes has a digest by this key.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};

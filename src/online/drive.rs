@@ -1,5 +1,5 @@
-//! Drives the tuner on a deployment, which is `sluice serve` or `sluice lab`. The lab thus
-//! simulates the tuner with the code of production. The deployment calls:
+//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which simulates with this
+//! same code. The deployment calls:
 //!
 //! | function | when |
 //! |---|---|

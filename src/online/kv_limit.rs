@@ -1,18 +1,18 @@
 //! `tokens = "auto"`: a limit of outstanding tokens that keeps an engine from preempting requests.
 //!
-//! An engine has no such limit until it preempts. A preemption shows that the KV cache is full, and
-//! each preempted request is computed again while the others wait. From then on the limit is `share
-//! x cache x (outstanding tokens of running requests / tokens in the cache)`, so that requests fill
-//! the cache to the share. The quotient in brackets is usually above 1, because running requests
-//! have not yet generated all of their tokens. The quotient is measured, so it also accounts for
-//! shared prefixes and for wrong estimates of output lengths. It is averaged over about a minute of
-//! looks without preemptions, because an engine that preempts keeps the oldest requests, which have
-//! little left to generate.
+//! An engine has no such limit until it preempts. Then its KV cache is full, and each preempted
+//! request is computed again while the others wait. From then on the limit is `share x cache x
+//! (outstanding tokens of running requests / tokens in the cache)`, so that requests fill the cache
+//! to the share. The quotient in brackets is usually above 1, because running requests have not yet
+//! generated all of their tokens. The quotient is measured, so it also accounts for shared prefixes
+//! and for wrong estimates of output lengths. It is averaged over about a minute of looks without
+//! preemptions, because an engine that preempts keeps the oldest requests, which have little left
+//! to generate.
 //!
 //! The share begins at [`SHARE`], falls by [`STEP_DOWN`] with each look at which the engine
 //! preempts within the limit, and rises by [`STEP_UP`] with each look while the limit makes
-//! requests wait and the engine hardly preempts. A limit is dropped after [`UNUSED`] in which it
-//! held nothing back, or after [`STALE`] in which the engine showed no page.
+//! requests wait and the engine hardly preempts. A limit is dropped when it held nothing back for
+//! [`UNUSED`], or the engine shows no page for [`STALE`].
 //!
 //! Bounds: at least half of the KV caches' tokens, at most `limits::MAX_TOKENS`. An engine that
 //! does not show the size of the caches gets no limit. Pure: a sample of the engine's page is a
@@ -143,7 +143,7 @@ impl KvLimit {
         let looks = (now.at.saturating_sub(last.at).as_secs_f64() / LOOK.as_secs_f64()).max(1.0);
         // A sum that fell belongs to an engine that has started again.
         let preempted = if now.preemptions < last.preemptions { 0.0 } else { now.preemptions - last.preemptions };
-        // Some requests that filled the cache may have ended since the preemptions.
+        // Requests may have ended since the engine preempted.
         let outstanding = now.outstanding.max(last.outstanding);
         let preempts = preempted >= PREEMPTED.max(PREEMPTED_SHARE * now.running) * looks && outstanding > 0;
         let (is_above, is_near) = self.limit.map_or((false, false), |limit| {
@@ -226,7 +226,7 @@ mod tests {
         let demand = UNMEASURED + WEIGHT * (1.2 - UNMEASURED);
         let first = LearnedTokens { tokens: (SHARE * demand * KV as f64) as u64, preempted: 15, outstanding: 200_000 };
         assert_eq!(limit.limit(), Some(first));
-        // The requests that were admitted before the limit must end first.
+        // Requests admitted before the limit must end first.
         assert!(!limit.look(sample(3, 560.0, 150_000)));
         assert_eq!(tokens(&limit), first.tokens);
         // 120,000 outstanding tokens fill only 60 % of the cache.
@@ -245,8 +245,7 @@ mod tests {
         limit.look(sample(1, 520.0, 140_000));
         let first = tokens(&limit);
         limit.look(sample(2, 540.0, first));
-        // At the look before, more tokens were outstanding than the limit allows, so the limit
-        // stays.
+        // At the look before, more tokens were outstanding than the limit allows.
         assert_eq!(tokens(&limit), first);
         limit.look(sample(3, 560.0, first));
         let second = tokens(&limit);

@@ -73,8 +73,7 @@ pub struct RestartRequest {
 pub enum Trial {
     /// The change may be taken back, until [`Fleet::end_trials`](super::Fleet::end_trials).
     Begin,
-    /// It takes a change back. The flags get the values that they had before the change; a default
-    /// may be written out.
+    /// It takes a change back. The flags get the values from before; a default may be written out.
     Return,
 }
 

@@ -76,8 +76,8 @@ impl StoppingEngine {
         }
     }
 
-    /// Whether `spec` must not start before this engine is gone. The device of a leftover is
-    /// unknown, so a leftover excludes every engine that does not already run.
+    /// Whether `spec` must wait for the end of this engine. The device of a leftover is unknown, so
+    /// it excludes every engine that does not already run.
     fn excludes(&self, spec: &EngineSpec) -> bool {
         match &self.context {
             Some(context) => context.spec().excludes(spec),

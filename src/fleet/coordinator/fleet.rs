@@ -234,9 +234,9 @@ impl Fleet {
         Arc::clone(&self.registry.others)
     }
 
-    /// Lets go of all engines at once, since another gateway may lead. Each engine task ends in the
-    /// middle of the step, as if this process had been killed, and the journal is closed.
-    /// [`Fleet::take_back`] undoes it.
+    /// Lets go of all engines at once, since another gateway may lead. Each engine task ends within
+    /// a step, as if this process had been killed, and the journal is closed. [`Fleet::take_back`]
+    /// undoes it.
     pub async fn let_go(&self) {
         hand_over::let_go(&self.registry).await;
         self.reconciling.store(false, Ordering::Relaxed);

@@ -22,7 +22,7 @@ use crate::engine::lifecycle::Step;
 use sluice_config::{Launch, Words};
 use sluice_core::vllm::failure::FailureClass;
 
-/// Running engines of an earlier gateway. A gateway without engines calls this. It does not stop
+/// Running engines of an earlier gateway, for a gateway without engines. That gateway does not stop
 /// them, because the folder may belong to another gateway.
 pub fn unattended(folder: &Path) -> Vec<String> {
     let records = Journal::read_last(folder).into_values().filter(|record| record.lifecycle.step.may_run());
@@ -105,7 +105,7 @@ async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<
             "a command started it, and its stop command is no longer configured; stop it where it runs",
         ));
     }
-    // After a failed stop, the driver already controls the engine, so there is nothing to adopt.
+    // After a failed stop, the driver already controls the engine.
     let mut present = engine.status().await != EngineStatus::Absent;
     if let Some(trace) = trace.filter(|_| !present) {
         present = engine.adopt(trace).await?;

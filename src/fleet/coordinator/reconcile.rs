@@ -26,8 +26,7 @@ use crate::engine::spec::EngineSpec;
 
 /// Pause between two looks while work is under way.
 const BUSY: Duration = Duration::from_millis(200);
-/// Pause between two looks otherwise. Looks are still needed, because engines may change by
-/// themselves.
+/// Pause between two looks otherwise. Engines may change by themselves.
 const IDLE: Duration = Duration::from_secs(5);
 /// Pause before a rollout that must be repeated.
 const RETRY: Duration = Duration::from_secs(3);

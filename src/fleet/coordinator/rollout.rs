@@ -151,8 +151,8 @@ impl Rollout<'_> {
         }
     }
 
-    /// Returns when the engine is withdrawn, has no requests and can be replaced. Returns `None` at
-    /// once if the engine does not serve.
+    /// Returns when the engine has no requests and can be replaced; `None` at once if it does not
+    /// serve.
     async fn withdraw_when_possible(&self, context: &EngineContext) -> Result<Option<Replacing<'_>>, RolloutError> {
         loop {
             match context.step() {

@@ -77,8 +77,7 @@ fn decide(engines: &[Standing], wanted: usize) -> Decision {
     let mut rest = at(|engine| *engine == Standing::BacksOff);
     let stoppable = at(|engine| *engine == Standing::Comes { stoppable: true });
     rest.extend(stoppable.into_iter().rev().take(available - wanted));
-    // Only serving engines above `wanted` are stopped. Engines that do not serve yet are no reason
-    // to stop one that serves.
+    // An engine that does not serve yet is no reason to stop one that serves.
     rest.extend(serving.iter().rev().take(serving.len().saturating_sub(wanted)));
     Decision { wake: Vec::new(), rest }
 }

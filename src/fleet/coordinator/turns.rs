@@ -108,8 +108,8 @@ impl<K: Clone + PartialEq> Turn<K> {
         }
     }
 
-    /// The sleeping engine to wake. It is the one with the oldest waiting request; the last holder
-    /// comes only after the others.
+    /// The sleeping engine to wake: the one with the oldest waiting request. The last holder comes
+    /// after the others.
     fn successor<'s>(&self, sharers: &'s [Sharer<K>]) -> Option<&'s Sharer<K>> {
         let waiting = sharers.iter().filter(|sharer| sharer.hold == Hold::Asleep && sharer.waits_since.is_some());
         waiting.min_by_key(|sharer| (self.holder.as_ref() == Some(&sharer.name), sharer.waits_since))

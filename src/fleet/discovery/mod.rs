@@ -3,9 +3,8 @@
 //! [`follow`] watches the pods of one pool and publishes them. From that [`Members`] decides,
 //! without clock and I/O, which pods are backends, which must be warmed up, and which get no new
 //! requests. While the API server is away nothing changes: the last state stays in force, and
-//! [`Seen::trouble`] gives the reason. `failure` turns the failures of pods into the same classes
-//! as failures of other engines. Code that needs the client is behind the cargo feature
-//! `kubernetes`.
+//! [`Seen::trouble`] gives the reason. `failure` classifies the failures of pods like other
+//! engines' failures. Code that needs the client is behind the cargo feature `kubernetes`.
 //!
 //! Bounds: [`MAX_PODS`] per pool; a watch is renewed every minute, and restarted after up to 30 s.
 

@@ -100,8 +100,8 @@ impl CommandDriver {
         }
     }
 
-    /// Runs one command to the end. The output goes to a file, because a daemon that the command
-    /// leaves would hold a pipe open forever.
+    /// Runs one command to the end. The output goes to a file, because a daemon would hold a pipe
+    /// open forever.
     async fn run(
         &self,
         purpose: &str,
@@ -234,8 +234,8 @@ impl CommandDriver {
     }
 
     /// At most `most` whole lines from byte `after` on, or the last lines without `after`, and the
-    /// offset at which the lines end. Reads at most [`OUTPUT_MAX`] bytes. If the file was cut and
-    /// is now shorter than `after`, reads from the beginning.
+    /// offset at which the lines end. Reads at most [`OUTPUT_MAX`] bytes, and from the beginning if
+    /// the file is now shorter than `after`.
     fn whole_lines(&self, after: Option<u64>, most: usize) -> (Vec<String>, u64) {
         let read = self.read_from(|length| {
             let last = length.saturating_sub(OUTPUT_MAX as u64);

@@ -190,8 +190,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Err("the memory of the devices is unknown".to_owned())
     }
 
-    /// Records that the engine sleeps. It then does not count as a user of the devices until the
-    /// driver starts or adopts an engine, or this is called with `false`.
+    /// Records that the engine sleeps, and so is no user of its devices until the driver starts or
+    /// adopts an engine, or this is called with `false`.
     fn set_aside(&self, _aside: bool) {}
 
     /// The engine's log file, if it is on this machine.

@@ -3,10 +3,9 @@
 //! Adapters that were loaded at run time are lost when an engine restarts, and other clients may
 //! load and unload them. So the engine's adapters are compared with the configuration after each
 //! start, after a change of the configuration, and every [`CHECK_EVERY`]. A missing adapter is
-//! loaded. If an adapter of the same name comes from another folder, it is replaced in place where
-//! the engine can do that, so that it is never missing. An adapter that left the configuration is
-//! unloaded. Adapters that were never configured are not touched. A failure is retried at the next
-//! comparison.
+//! loaded. An adapter with another folder is replaced in place, if the engine can do that, so that
+//! it is never missing. An adapter that left the configuration is unloaded. Adapters that were
+//! never configured are not touched. A failure is retried at the next comparison.
 
 use std::path::Path;
 use std::time::Duration;

@@ -222,8 +222,8 @@ impl EngineContext {
         self.admission.set_bounds(self.backend_id().map(|id| (id, Bound::Ceiling(slots))));
     }
 
-    /// Notes that a start begins. It should take as long as the last one, and `Retry-After` of
-    /// refusals says so.
+    /// Notes that a start begins. It should take as long as the last one, which `Retry-After` of
+    /// refusals reflects.
     pub(crate) fn expect_ready(&self) {
         let now = Instant::now();
         let took = {
@@ -236,8 +236,8 @@ impl EngineContext {
         }
     }
 
-    /// Notes that a start failed, and that the next attempt begins after `next_try` (`None`:
-    /// never). `Retry-After` of refusals then shows when the engine may be ready.
+    /// Notes that a start failed; the next attempt begins after `next_try` (`None`: never), which
+    /// `Retry-After` of refusals reflects.
     pub(crate) fn start_failed(&self, next_try: Option<Duration>) {
         let Some(id) = self.backend_id() else { return };
         let took = self.state.lock().start_took;

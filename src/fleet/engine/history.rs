@@ -10,7 +10,7 @@ use crate::driver::EngineIdentity;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct History {
-    /// Whether an engine has run or was started before, so that the next start is a restart.
+    /// Whether an engine was known before, so that the next start is a restart.
     known: bool,
     /// Starts after the first one, or after an engine of an earlier gateway.
     pub(crate) restarts: u64,
@@ -108,8 +108,7 @@ mod tests {
         let mut history = History::default();
         history.running(&own);
         let age = now() - history.started.unwrap();
-        // The process of a test is at most an hour old. The lower bound allows for the boot time,
-        // which is in whole seconds.
+        // A test process is young, and the boot time is in whole seconds.
         assert!((-2.0..3_600.0).contains(&age), "{age}");
         history.stopped();
         assert_eq!(history.started, None);

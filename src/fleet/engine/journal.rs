@@ -239,8 +239,7 @@ fn line_of(record: &JournalLine) -> io::Result<Vec<u8>> {
 }
 
 /// Reads the lines of a file into `last`; a later line replaces an earlier one of the same backend.
-/// A missing file has no lines, and an invalid line is skipped. Drops secrets, and returns whether
-/// there were any.
+/// Invalid lines are skipped. Drops secrets, and returns whether there were any.
 fn read_into(path: &Path, last: &mut BTreeMap<String, JournalLine>) -> io::Result<bool> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

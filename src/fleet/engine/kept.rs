@@ -1,10 +1,10 @@
 //! Keeps the old engine of a change asleep next to the new one (`fleet.rollback = "wake"`).
 //!
-//! The old engine is kept only if that does not change the trial of the new settings. Next to the
-//! old engine, the new one must get the full `gpu-memory-utilization`, measured after the old one
-//! fell asleep. Otherwise the old engine is stopped, as without the setting. The host must have
-//! memory for the weights and [`HOST_RESERVE`] more; if less than half of the reserve is left
-//! later, the old engine is stopped.
+//! The old engine is kept only if that does not change the trial of the new settings. Next to it,
+//! the new engine must get the full `gpu-memory-utilization`, measured after the old one fell
+//! asleep. Otherwise the old engine is stopped, as without the setting. The host must have memory
+//! for the weights and [`HOST_RESERVE`] more; if less than half of the reserve is left later, the
+//! old engine is stopped.
 //!
 //! The new engine listens on another port, to which the [`Connector`] sends connections. The
 //! journal has the identity of both engines. Bounds: one kept engine for each engine, for
@@ -151,8 +151,8 @@ pub(super) async fn stop_aside(context: &EngineContext, rules: StopRules) -> Res
     Ok(())
 }
 
-/// Watches a kept engine while the present one serves. Stops the kept one when it is no longer
-/// needed, or when it takes memory that the host needs.
+/// While the present engine serves, stops a kept one that is not needed, is kept for too long, or
+/// fills a short host memory.
 pub(super) async fn watch(context: &Arc<EngineContext>) -> Infallible {
     loop {
         let why = why_not_kept(context).await;

@@ -78,8 +78,7 @@ pub(crate) async fn check_replacement(
             current.insert(id, served.into_iter().map(|served| served.name).collect::<Vec<_>>());
         }
     }
-    // If a query fails, the models of the last probe count. Whether the backend is healthy,
-    // admission judges.
+    // If a query fails, the models of the last probe count. Admission judges health.
     let names = |backend: &BackendView| current.get(&backend.id).cloned().unwrap_or_else(|| reported.of(backend.id));
     let (pool, backend) = spec.name.split_once('/').unwrap_or(("", &spec.name));
     let spill = spec.spill.iter().map(String::as_str).collect();

@@ -1,8 +1,8 @@
 //! Finds settings that vLLM would refuse minutes into a start, before any engine is stopped.
 //!
-//! Only certain errors are refused: values that contradict each other, values that no version
-//! accepts, and missing files. Values contradict each other only if both are set, because defaults
-//! differ between versions and devices. The engine reports all other errors.
+//! Only certain errors are refused: two set values that contradict each other, values that no
+//! version accepts, and missing files. Defaults do not count, because they differ between versions
+//! and devices. The engine reports all other errors.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -3,10 +3,10 @@
 //! `--help=all` takes vLLM 5 to 30 s, since it imports everything first. So flags are cached in
 //! memory and in a file. The file's name depends on the program's path, size and modification time,
 //! on the vLLM packages installed next to it, and on the words before the flags: an upgrade, even
-//! in place, makes a new file. There may be no usable help: a wrapper script, fewer than
-//! [`FLAGS_MIN`] flags, or no end within [`HELP_TIMEOUT`]. Then this process does not run the
-//! unchanged program again, and flags are checked only by type and value. After [`HELP_NOTICE`] the
-//! log names the program, because a start, a check or a tuner waits for it.
+//! in place, makes a new file. Without usable help (a wrapper script, fewer than [`FLAGS_MIN`]
+//! flags, no end within [`HELP_TIMEOUT`]), this process does not run the unchanged program again,
+//! and checks only types and values. After [`HELP_NOTICE`] the log names the program, because a
+//! start, a check or a tuner waits for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ use sluice_core::engines::EngineKind;
 /// include `no-` forms.
 pub(crate) type InstalledFlags = BTreeMap<String, Vec<String>>;
 
-/// Longest wait for the help. It took over 120 s when ten times as many threads as cores were busy.
+/// Longest wait for the help. It took over 120 s with ten busy threads per core.
 const HELP_TIMEOUT: Duration = Duration::from_secs(300);
 /// After this wait for the help, the log names the program.
 const HELP_NOTICE: Duration = Duration::from_secs(20);

@@ -65,8 +65,8 @@ pub(crate) fn gpus(launch: &Launch, settings: &EngineSettings) -> u64 {
     sizes.iter().map(of).fold(1, u64::saturating_mul)
 }
 
-/// Whether two engines with these flags can run next to each other. They can if no flag fixes a
-/// port, and if there is one rank, because several ranks use fixed ports among themselves.
+/// Whether two engines with these flags can run next to each other: no flag fixes a port, and there
+/// is one rank, because several ranks use fixed ports among themselves.
 pub(crate) fn can_run_twice(launch: &Launch, settings: &EngineSettings) -> bool {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     flags.text("port").is_none() && flags.int("data-parallel-size").unwrap_or(1) <= 1
@@ -87,9 +87,9 @@ fn gets_sleep_mode(launch: &Launch, flags: &EffectiveFlags) -> bool {
     launch.share.is_some() && flags.text(SLEEP_MODE).is_none() && subcommand(&launch.command).is_some()
 }
 
-/// Whether the engine schedules by priority; vLLM's default is fcfs. For a program that is not
-/// known, the words of the command count. `false` for other kinds of engines, which do not serve
-/// lower numbers first by default, as vLLM does.
+/// Whether the engine schedules by priority; vLLM's default is fcfs. For an unknown program the
+/// words of the command count. `false` for other kinds of engines, which do not serve lower numbers
+/// first by default.
 pub(crate) fn schedules_by_priority(engine: EngineKind, launch: &Launch, settings: &EngineSettings) -> bool {
     if engine.rules().flags.is_some() {
         return false;

@@ -130,8 +130,7 @@ fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
         ServeArgs::parse(&argv)
     };
     match (parsed(value), value) {
-        // Versions of vLLM differ in flags and choices, but not in types, so only types are checked
-        // here.
+        // Versions of vLLM differ in flags and choices, but not in types, so types can be checked.
         (Ok(_) | Err(ArgsError::Choice(..) | ArgsError::Ambiguous(..)), _) => Ok(()),
         (Err(ArgsError::Unrecognized(words)), _) => {
             match words.trim_start_matches('-').starts_with(name) || words.starts_with("--no-") {

@@ -2,9 +2,9 @@
 //!
 //! A client may choose an arm by the user name that it sends, and may fail on purpose. While there
 //! are several origins, the failures of one origin count only if others confirm them. They do if
-//! its failure rate is at most [`CONFIRMED`] times the rate of all others together, or if it has at
-//! most one failure more than all others together. So an arm that fails for every client is found,
-//! and an arm that fails for a single client has one failure.
+//! its failure rate is at most [`CONFIRMED`] times the others' rate, or if it has at most one
+//! failure more than all others together. So an arm that fails for every client is found, and an
+//! arm that fails for a single client has one failure.
 //!
 //! Bound: [`ORIGINS_MAX`]; above this, a new origin replaces the origin with the fewest requests.
 //! The requests of the replaced one then count among the others'.

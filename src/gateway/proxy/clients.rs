@@ -17,9 +17,8 @@
 //! because a connection with a request does not give way.
 //!
 //! Bytes of a body count from arrival until they are freed. A declared size reserves nothing, but a
-//! request that declares more than it could get is refused. One copy per thread is not counted,
-//! while a body moves to a larger buffer. Spare buffers (`spare_buffers.rs`) are not counted
-//! either.
+//! request that declares more than it could get is refused. Spare buffers (`spare_buffers.rs`) are
+//! not counted, nor one copy per thread while a body moves to a larger buffer.
 
 use std::future::poll_fn;
 use std::net::IpAddr;

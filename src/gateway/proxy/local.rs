@@ -91,8 +91,7 @@ impl<'a> LocalPath<'a> {
     }
 }
 
-/// The names that the rest of a path may mean: the decoded rest, with or without the slashes at
-/// both ends.
+/// The names that the rest of a path may mean: with or without the slashes at both ends, decoded.
 fn names(rest: &str) -> [Cow<'_, str>; 2] {
     [rest, rest.trim_matches('/')].map(|rest| percent_decode_str(rest).decode_utf8_lossy())
 }

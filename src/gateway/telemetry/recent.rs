@@ -1,9 +1,9 @@
 //! The last five minutes of one pool's home traffic: rates, tails and attainment for the live page,
 //! `sluice status` and `sluice top`, and the last minute for the API.
 //!
-//! Requests are counted by home pool, because the home pool has the promise that a client sees. A
-//! long prompt that spilled to the short pool says nothing about short prompts. Rates divide by the
-//! time that the slots cover. That is the window or up to 5 s less, and less just after the start.
+//! Requests are counted by home pool, whose promise the client sees. A long prompt that spilled to
+//! the short pool says nothing about short prompts. Rates divide by the time that the slots cover.
+//! That is the window or up to 5 s less, and less just after the start.
 //!
 //! Quantiles (TTFT of streams, TPOT of completed requests) come from bins that grow by 2^(1/8), so
 //! they are right within 5 %. Attainment is the share of generating requests that met their

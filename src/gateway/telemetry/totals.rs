@@ -63,9 +63,8 @@ impl TotalsTable {
         }
     }
 
-    /// Adds an attempt that has failed at this backend of a pool. It is added when it fails,
-    /// because the request may end much later. It is added without a home pool, in which the
-    /// request will count once.
+    /// Adds an attempt when it fails at this backend of a pool, because the request may end much
+    /// later. The attempt has no home pool, because the request will count there once.
     pub fn attempt_failed(&self, [pool, backend]: &[Arc<str>; 2]) {
         let other = || Some(OTHER.into());
         let name = [None, Some(Arc::clone(pool)), Some(Arc::clone(backend))];
@@ -221,9 +220,8 @@ impl Totals {
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
         }
-        // The times say nothing if the client held the engine up. They say nothing for a continued
-        // stream either, because the first token came from another engine, and the time per token
-        // includes the pause between the engines.
+        // The times say nothing if the client held the engine up, nor for a continued stream, in
+        // which another engine sent the first token and the time per token includes the pause.
         if record.held_up || record.continued > 0 {
             return;
         }

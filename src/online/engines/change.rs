@@ -72,7 +72,7 @@ pub struct EngineChange {
     /// Mean loss of a request before the change.
     #[serde(default)]
     pub loss_before: f64,
-    /// How far the mean loss falls in the simulation, if the change was simulated.
+    /// Simulated fall of the mean loss, if simulated.
     pub forecast: Option<f64>,
     /// Whether to restart engines even if requests then wait, because the gain is large enough.
     #[serde(default)]
@@ -112,7 +112,7 @@ impl EngineChange {
         self.changed.retain(|other| other != backend);
     }
 
-    /// Bound on the load of requests on a backend at a stage; `None`: the tuner sets no bound.
+    /// Bound on the load of requests on a backend; `None`: the tuner sets none.
     pub(super) fn bound(&self, stage: Stage, backend: &str) -> Option<Load> {
         let is_changed = self.changed.iter().any(|changed| changed == backend);
         match stage {

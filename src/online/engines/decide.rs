@@ -21,11 +21,11 @@ use crate::limits::PoolLimits;
 /// Shortest and longest time between two simulations.
 pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
-/// A change must gain this multiple of the cost over the time for which the load should last.
+/// A change must gain this multiple of the cost while the load should last.
 pub(super) const PAYS: f64 = 3.0;
 /// Bounds of the time for which a load should last.
 pub(super) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
-/// The share of the loss that a change without a simulation is assumed to gain for certain.
+/// Assumed gain of a change without a simulation, as a share of the loss.
 const ASSUMED: f64 = 0.25;
 /// Assumed duration of a restart while no restart or start was measured.
 const RESTART: Duration = Duration::from_secs(120);
@@ -282,7 +282,7 @@ impl EngineTuner {
                 100.0 * now.attainment
             );
             let certain = self.trust.certain(gain, forecast.error);
-            // The restarts must pay by the flag alone, without the gain from the limits.
+            // The restarts must pay by the flag's gain alone.
             let measured = found.unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
             let certain = certain.min(self.trust.certain(measured, forecast.error));
             Some(Best { candidate: *one, certain, forecast: Some(measured), why })
@@ -351,7 +351,7 @@ fn is_outdated(look: &EngineLook<'_>, change: &EngineChange) -> bool {
         || change.backends.iter().any(|backend| look.engine(&change.pool, backend).is_none())
 }
 
-/// The backends of a pool, rotated by `number`, so that engines take turns as the canary.
+/// The backends of a pool, rotated by `number`, so that canaries take turns.
 fn backends(look: &EngineLook<'_>, pool: &str, number: usize) -> Vec<String> {
     let mut backends: Vec<String> = look.engines_of(pool).map(|engine| engine.backend.clone()).collect();
     let first = number % backends.len().max(1);
@@ -377,10 +377,10 @@ fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> 
     matters.then_some((limits, why))
 }
 
-/// Cost of a change of `count` engines, in loss of a request times seconds. `absent` is how long
-/// the canary serves no clients, which is the restart and then the time with only copies of
-/// requests. While one engine is absent, the mean loss rises by `absence` if the other engines have
-/// the old value, and by `changed` if they have the new one.
+/// Cost of a change of `count` engines, in loss of a request times seconds. `absent`: how long the
+/// canary serves no clients (the restart, then only copies). The absence of one engine raises the
+/// mean loss by `absence` if the others have the old value, and by `changed` if they have the new
+/// one.
 fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();
     let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };

@@ -103,8 +103,8 @@ impl EngineFlag {
         near
     }
 
-    /// [`near`](Self::near) on engines where at most `used` sequences ran at once. Lower values of
-    /// [`Self::MaxNumSeqs`] are then below `used`, because a value above `used` has no effect.
+    /// [`near`](Self::near) where at most `used` sequences ran at once. Lower values of
+    /// [`Self::MaxNumSeqs`] are below `used`, because others have no effect.
     pub fn near_used(self, value: f64, used: f64) -> Vec<f64> {
         let mut near = self.near(value);
         if self == Self::MaxNumSeqs && used > 1.0 && used < near.iter().copied().fold(value, f64::min) {

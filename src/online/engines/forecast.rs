@@ -103,7 +103,7 @@ pub struct Realised {
     pub verdict: String,
 }
 
-/// Measured changes, which show how much of a forecast gain comes true.
+/// Measured changes, with forecast and realised gains.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trust(Vec<Realised>);
 

@@ -27,7 +27,7 @@ pub struct EngineRules {
     pub restarts_per_hour: u32,
     /// Rest after a change that did not help.
     pub cool_down: Duration,
-    /// The part of all misses allowed in 30 days that changes of engines may use up.
+    /// The part of the misses allowed in 30 days that changes may cause.
     pub error_budget: f64,
 }
 
@@ -95,7 +95,7 @@ pub struct PoolNeed {
     pub in_force: PoolLimits,
     /// Mean loss of a request.
     pub loss: f64,
-    /// Other limits that may help together with a change of flags.
+    /// Other limits that may help with other flags.
     pub beside: Vec<PoolLimits>,
 }
 

@@ -1,11 +1,10 @@
 //! The slow layer: changes flags by restarting engines one by one, where limits no longer help.
 //!
 //! A change begins if the certain gain ([`Trust`]) in a simulation is at least
-//! [`verdict::ENGINE_GAIN`] of the loss. Over the time for which the load should last, the gain
-//! must also exceed [`decide::PAYS`] times the cost of the restarts. A load should last as long
-//! again as it has lasted (Lindy's law), within [`decide::DWELL`]. [`phase`] has the stages of a
-//! change, [`trial`] and [`verdict`] their rules. Two failures without a promotion in between
-//! freeze the tuner.
+//! [`verdict::ENGINE_GAIN`] of the loss. Over the rest of the load, the gain must also exceed
+//! [`decide::PAYS`] times the cost of the restarts. A load should last as long again as it has
+//! (Lindy's law), within [`decide::DWELL`]. [`phase`] has the stages of a change, [`trial`] and
+//! [`verdict`] their rules. Two failures without a promotion in between freeze the tuner.
 //!
 //! Pure: the caller simulates, restarts engines and reports the results. Bounds: one change at a
 //! time.
@@ -44,7 +43,7 @@ use sluice_config::{Config, Experiment};
 const SIMULATED: Duration = Duration::from_secs(3_600);
 /// A longer time between two looks shows that the gateway stood still and missed events.
 const STOOD_STILL: Duration = Duration::from_secs(60);
-/// How long a value that failed is not tried again: the first time, and at most.
+/// How long a value that failed stays closed: the first time, and at most.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(6 * 3_600), Duration::from_secs(7 * 24 * 3_600));
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -57,7 +56,7 @@ pub struct EngineTuner {
     trust: Trust,
     /// Number of changes so far, proposed ones included.
     numbers: u64,
-    /// Values that failed, by pool and flag, and are not tried for now.
+    /// Values that failed, by pool and flag.
     closed: Closings<(String, EngineFlag, f64), ()>,
     /// The restarts of the last hour.
     restarts: VecDeque<Duration>,
@@ -66,16 +65,16 @@ pub struct EngineTuner {
     lasts: Option<Duration>,
     pooled: BTreeMap<String, Pooled>,
     asked_last: Option<String>,
-    /// Misses that ended changes caused; old ones count less.
+    /// Misses that ended changes caused, decayed.
     spent: f64,
-    /// When `spent` was last reduced by the passed time.
+    /// When `spent` last decayed.
     spent_at: Duration,
     looked: Option<Duration>,
-    /// The pool and limits of a promoted change, until the controller takes them over.
+    /// The pool and limits of a promoted change, for the controller.
     pub(crate) adopted: Option<(String, PoolLimits)>,
     /// The pool, limits that a simulation found better without a change of engines, and why.
     pub(crate) suggested: Option<(String, PoolLimits, String)>,
-    /// Suggestions so far, each with the moment until which it is not repeated.
+    /// Suggestions, each with the moment until which it is not repeated.
     suggestions: Vec<(String, PoolLimits, Duration)>,
     belief: String,
     events: Vec<Event>,
@@ -228,7 +227,7 @@ impl EngineTuner {
         change.limits = change.limits.filter(|_| is_same);
         let goes_on = stage == Stage::Promotion;
         let step = if goes_on { Step::Promotion } else { Step::Return };
-        // Misses of the time between the save and now do not count.
+        // Misses since the save do not count.
         let mut trial = EngineTrial::new(change, step(Restart::at(now)));
         trial.missed_before = saved.missed_before;
         self.phase = Phase::Changing(Box::new(trial));
@@ -237,7 +236,7 @@ impl EngineTuner {
         }
     }
 
-    /// Looks at engines and requests, about once a second. Returns orders.
+    /// Decides about once a second. Returns orders.
     pub fn step(&mut self, look: &EngineLook<'_>) -> Vec<TunerOrder> {
         let mut orders = Vec::new();
         let now = look.now;

@@ -1,7 +1,7 @@
 //! State of the slow layer that survives a restart of the gateway.
 //!
-//! Fields of the JSON form are never removed or renamed. A new field has a default, so that a newer
-//! gateway reads an older file.
+//! Fields of the JSON form are only added, with a default, so that a newer gateway reads an older
+//! file.
 
 use serde::{Deserialize, Serialize};
 

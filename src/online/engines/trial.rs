@@ -24,7 +24,7 @@ const COPIES_SERVED: u64 = 30;
 /// all the same.
 pub(super) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
 const COPIES_FAILED: u64 = 3;
-/// A canary that has served no copy for this time is taken to hang.
+/// Silence after which a canary is taken to hang.
 const SILENT: Duration = Duration::from_secs(15);
 /// A served copy this recent shows that the canary serves.
 const FRESH: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ const HELD_UP: Duration = Duration::from_secs(30);
 /// In recovery and promotion, changed engines get higher bounds once requests have waited this
 /// long.
 const RAMP: Duration = Duration::from_secs(5);
-/// How long an engine may be out of rotation before the change has failed.
+/// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);
 /// How long an engine is watched after the restart in promotion.
 const WATCHED: Duration = Duration::from_secs(60);
@@ -61,8 +61,7 @@ impl EngineTuner {
         let trial = self.trial().filter(|trial| trial.change.pool == engine.pool)?;
         let (change, stage) = (&trial.change, trial.stage());
         let bound = change.bound(stage, &engine.backend)?;
-        // If no unchanged engine serves, a changed engine that still waits for the return has no
-        // bound.
+        // If no unchanged engine serves, changed engines have no bound during a return.
         let serves =
             |other: &EngineState| other.pool == change.pool && other.serves && !change.changed.contains(&other.backend);
         let is_last = stage == Stage::Return && !engines.iter().any(serves);
@@ -97,8 +96,8 @@ impl EngineTuner {
             return self.trial_mut().into_iter().for_each(|trial| trial.return_next(&backend, look.now));
         }
         if !returns && (look.waits.is_some() || self.restarts_left(look.now) == 0) {
-            // A promotion waits until restarts are permitted. A canary whose restart has not begun
-            // waits only for a while.
+            // A promotion waits until restarts are permitted; a canary that has not begun waits
+            // only for a while.
             if stage == Stage::Promotion {
                 // The bounded wait begins with the permission.
                 self.with_restart(|own| own.since = look.now);
@@ -281,7 +280,7 @@ impl EngineTuner {
 }
 
 impl EngineTrial {
-    /// Removes this engine from the change, and goes on with the return of the next one.
+    /// Removes this engine from the change, and returns the next one.
     fn return_next(&mut self, backend: &str, now: Duration) {
         self.change.leave_out(backend);
         self.enter(Step::Return(Restart::at(now)));

@@ -129,7 +129,7 @@ impl EngineTuner {
         self.give_up(now, why, orders);
     }
 
-    /// Takes a change back without counting a failure, and closes the value for a while.
+    /// Takes a change back without a failure, and closes the value for a while.
     pub(super) fn give_up(&mut self, now: Duration, why: &str, orders: &mut Vec<TunerOrder>) {
         let value = self.change().map(|change| (change.pool.clone(), change.flag, change.to));
         value.into_iter().for_each(|value| self.closed.close(value, (), now));

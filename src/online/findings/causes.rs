@@ -1,5 +1,5 @@
 //! All causes seen at one moment. [`engines`] has the rules about one engine, and [`load`] the
-//! rules about a pool's load. This file has the rules about settings that differ within a pool.
+//! rules about a pool's load. Here are the rules about different settings in a pool.
 //!
 //! A rule compares the last minute with the other engines of the pool, or with the hour before. It
 //! needs a certain difference and, where a difference can be harmless, a symptom ([`Minute`]).

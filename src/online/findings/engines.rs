@@ -49,8 +49,7 @@ pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding>
 fn silence(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let silent = backend.silent?.as_secs_f64();
     let (pool, name) = (&minute.pool.name, &*backend.name);
-    // During a long prompt, or a response that is not a stream, a healthy engine sends nothing
-    // either.
+    // During a long prompt or a response that is not a stream, an engine sends nothing either.
     let page_before = minute.looks.get(1).and_then(|look| look.backend(name)?.engine);
     let bound = match (page_before, backend.engine) {
         (Some(before), Some(now)) if now.progress != before.progress => return None,

@@ -73,9 +73,9 @@ pub struct BackendFacts {
     pub name: Arc<str>,
     /// Whether the backend takes requests.
     pub serves: bool,
-    /// Whether an operator or the gateway has taken the backend out of rotation on purpose.
+    /// Whether an operator or the gateway has put the backend aside on purpose.
     pub is_put_aside: bool,
-    /// The state in the words of the admin API, such as `ejected`.
+    /// The state as shown to operators, such as `ejected`.
     pub state: &'static str,
     /// Requests in flight.
     pub in_flight: f64,

@@ -18,7 +18,7 @@ pub enum Cause {
     SlowNetwork,
     /// An engine preempts requests, because its KV cache is full.
     KvCacheFull,
-    /// More adapters have requests than an engine takes in a step, so requests wait.
+    /// More adapters have requests than fit in a step of an engine.
     AdaptersWait,
     /// The engines of a pool have different settings.
     FlagsDiffer,

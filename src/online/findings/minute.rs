@@ -134,7 +134,7 @@ impl<'a> Minute<'a> {
         Some(DecodeSums { seconds: now.seconds - before.seconds, tokens: now.tokens - before.tokens })
     }
 
-    /// The engine's page a minute ago (or after a restart since then, the first page) and now.
+    /// The engine's page a minute ago (or the first after a restart) and now.
     pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(PageFacts, PageFacts)> {
         let looks = self.looks.iter().take(self.of_minute);
         let pages: Vec<PageFacts> = looks.map_while(|look| look.backend(&backend.name)?.engine).collect();

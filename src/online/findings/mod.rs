@@ -29,7 +29,7 @@ pub const LOOK: Duration = Duration::from_secs(10);
 const RECENT: Duration = Duration::from_secs(60);
 /// Age of the oldest facts to compare with.
 const OLDEST: Duration = Duration::from_secs(3_600);
-/// Time for which every look is kept; of older looks, one a minute is kept.
+/// Time for which every look is kept; later one a minute.
 const FINE: Duration = Duration::from_secs(300);
 /// Looks in a row with a new cause, after which it is a finding.
 const RAISE: u32 = 2;

@@ -1,5 +1,4 @@
-//! Causes that are planted in made-up traffic of one pool must be found. Good traffic must have no
-//! finding.
+//! Planted causes in made-up traffic of one pool are found, and good traffic has no finding.
 
 use std::time::Duration;
 
@@ -45,7 +44,7 @@ struct Traffic {
     estimate: f64,
     /// Share of the requests with the first of two keys.
     first_key: f64,
-    /// How many more requests than another engine the first one gets in a round.
+    /// Additional turns of the first engine in a round of requests.
     more_turns: usize,
     facts: Facts,
 }
@@ -255,8 +254,8 @@ fn causes_that_look_like_others_are_kept_apart() {
         (traffic.rate, traffic.queue, traffic.wait, traffic.first_key) = (40.0, 30.0, 2.0, 0.68);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // Few requests of the slow engine end, but the page counts the tokens. It also shows the gaps
-    // if the engine measures time as the gateway does.
+    // Few of its requests end, but the page counts the tokens, and shows the gaps if the engine's
+    // clock is right.
     let slow = found(3, |traffic| {
         let engine = &mut traffic.engines[2];
         engine.ends = false;

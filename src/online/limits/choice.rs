@@ -1,8 +1,8 @@
 //! Chooses the next change of limits: the most promising one, or the best one by simulation.
 //!
 //! A harmful trial costs requests. Where the deployment can be simulated, changes that would harm
-//! or hardly help are closed without a trial, and the best change is tried first. If a simulation
-//! of the present limits does not reproduce the measured loss, it only excludes harmful changes.
+//! or hardly help are closed without a trial, and the best change is tried first. A simulation that
+//! does not reproduce the measured loss only excludes harmful changes.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::observe::window::{Score, Window};
 const ANSWERED: Duration = Duration::from_secs(60);
 /// The most changes in one question for a simulation.
 const MOVES_MAX: usize = 6;
-/// The longest period of simulated requests. The period lies under the present load and, if it is
-/// then long enough, after the last change of the engines.
+/// The longest period of simulated requests: under the present load and, if long enough, after the
+/// last change of the engines.
 const SIMULATED_SPAN: Duration = Duration::from_secs(180);
 
 impl Controller {
@@ -59,8 +59,7 @@ impl Controller {
             return false;
         };
         if self.acting != Acting::Acts {
-            // Changes of engines may begin, because the approval of this change of limits may never
-            // come.
+            // Changes of engines may begin, because this approval may never come.
             self.stuck_since.get_or_insert(now);
         }
         match self.acting {
@@ -385,8 +384,7 @@ mod tests {
             let at = simulated(&mut controller);
             (at[0], at.iter().filter(|one| **one == at[0]).count())
         };
-        // One request a second waits for 20 s, so 20 wait at the beginning. One more arrives at
-        // that moment.
+        // One request a second waits for 20 s, so 20 wait at the beginning, and one arrives.
         assert_eq!(begins(last - Duration::from_secs(60)), (last - Duration::from_secs(60), 20 + 1));
         let too_short = last - Duration::from_secs(29);
         assert_eq!(begins(too_short), (last - SIMULATED_SPAN, 20 + 1), "30 s at least");

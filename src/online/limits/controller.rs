@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A change stays if the mean loss of later arrivals falls by more than chance and by
-//! [`least_gain`]. If the loss is clearly higher, the change is undone at once. If neither becomes
-//! clear, it is undone after [`MEASURED_MAX`]. Where objectives are met, nothing is tried. A trial
-//! is undone without a verdict when the permission to act ends ([`Acting`]), a backend enters or
-//! leaves rotation, the engines change, or the clock goes backwards.
+//! [`least_gain`]. It is undone at once if the loss is clearly higher, otherwise after
+//! [`MEASURED_MAX`]. Where objectives are met, nothing is tried. A trial is undone without a
+//! verdict when the permission to act ends ([`Acting`]), a backend enters or leaves rotation, the
+//! engines change, or the clock goes backwards.
 
 use std::time::Duration;
 
@@ -52,14 +52,14 @@ const ERRORS_AT_END: f64 = 0.7;
 const ERRORS_SOON: f64 = 3.0;
 /// Ratio of losses above which a trial is harmful at a first look.
 const WORSE: f64 = 1.3;
-/// A trial ends at once if the loss is above this offset plus this factor times the loss of the
-/// worst ten seconds before the trial.
+/// A trial ends at once at a loss above this offset plus this factor times the loss of the worst
+/// ten seconds before the trial.
 const HARM: (f64, f64) = (0.1, 1.3);
-/// Shortest and longest time after a change in which requests do not count.
+/// Bounds of the time after a change in which requests do not count.
 pub(super) const LIMITS_SETTLE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
 /// The longest pause after a change that did not help.
 pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
-/// Two loads are different if their arrival rates differ by more than this factor.
+/// Arrival rates that differ by a larger factor are two loads.
 const OTHER_RATE: f64 = 2.0;
 /// The same for the Hellinger distance of the prompt lengths.
 const OTHER_LENGTHS: f64 = 0.35;
@@ -69,7 +69,7 @@ const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_s
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;
 
-/// How far a measured or simulated loss must fall for a change to stay.
+/// How far a loss must fall for a change to stay.
 pub(crate) fn least_gain(loss: f64) -> f64 {
     (LIMITS_GAIN * loss).min(GAIN_ENOUGH)
 }
@@ -397,8 +397,7 @@ impl Controller {
             self.note(now, EventKind::Kept, &trial, result);
             self.closed.reopen(&direction, now);
             self.closed.close(Direction { up: !direction.up, ..direction }, ClosedBy::OppositeHelped, now);
-            // The arrivals of this window came under limits that stay, so they can lead to the next
-            // change.
+            // The arrivals of this window, under limits that stay, can judge the next change.
             self.state = State::Watching;
             return self.watch(now, window);
         }

@@ -89,8 +89,8 @@ pub struct PoolLimits {
 }
 
 impl PoolLimits {
-    /// Threshold and permits, if the tuner may move them. It may not with 0 permits, by which the
-    /// operator keeps long prompts away.
+    /// Threshold and permits, if they may be moved. With 0 permits the operator keeps long prompts
+    /// away.
     pub fn permits(&self) -> Option<(u64, u32)> {
         self.long.filter(|(_, permits)| *permits > 0)
     }

@@ -35,8 +35,7 @@ const HELD_UP: f64 = 0.25;
 const MUCH: f64 = 0.05;
 /// A neighbour is idle below this share of the pool's loss per request.
 const IDLE: f64 = 0.25;
-/// Ratio of raised slots to the demand. It is above 1, because the demand varies and grows with the
-/// number of requests at once.
+/// Ratio of raised slots to the demand, which varies, and grows with the requests at once.
 const DEMAND_MARGIN: f64 = 1.5;
 /// Lowered slots stay above this multiple of the demand.
 const NEED_MARGIN: f64 = 1.15;
@@ -52,8 +51,8 @@ const CONTEXT_SHARE: f64 = 0.5;
 const LESS: f64 = 0.5;
 
 /// Limits under which a change of flags may help: the configured limits, and the configured limits
-/// with one permit for long prompts. The present limits may not suit, because they were found with
-/// other flags. The range stays.
+/// with one permit for long prompts. The present limits were found with other flags. The range
+/// stays.
 pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &LimitRange) -> Vec<PoolLimits> {
     let file = PoolLimits { range: now.range, ..*configured };
     let long = match file.long {
@@ -107,13 +106,13 @@ impl Steps {
         self.0.get(&(pool, knob)).copied().unwrap_or(FIRST_STEP)
     }
 
-    /// Makes the steps of a limit smaller, after a step that did not help.
+    /// Makes a limit's steps smaller, after one that did not help.
     pub fn refine(&mut self, pool: usize, knob: Knob) {
         let step = self.of(pool, knob);
         self.0.insert((pool, knob), step.sqrt().max(LAST_STEP));
     }
 
-    /// Forgets the learned steps, because the load or the engines have changed.
+    /// Forgets the steps, for another load or other engines.
     pub fn reset(&mut self) {
         self.0.clear();
     }

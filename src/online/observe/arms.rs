@@ -130,8 +130,8 @@ mod tests {
     use super::*;
     use sluice_core::base::Rng;
 
-    /// The difference at the end of each minute, between arms whose requests miss objectives with
-    /// these probabilities. Waves of load change both probabilities.
+    /// One difference per minute between arms whose requests miss objectives with these
+    /// probabilities. Waves of load change both.
     fn looks(seed: u64, misses: [f64; 2], minutes: u64) -> Vec<ArmDifference> {
         let (mut arms, mut rng) = (Arms::new(Duration::ZERO), Rng::new(seed));
         let (mut wave, mut found) = (1.0, Vec::new());

@@ -13,7 +13,7 @@
 //!
 //! (*) Prefills: `long-prefill-token-threshold`; steps: `max-num-batched-tokens`, larger only if
 //! TPOT is met. "Lost": most of the lost time. The first four rows are read from each engine. The
-//! other rows are read from the pools as a whole, if no engine has a reading.
+//! others are read from the pools, if no engine has a reading.
 
 use serde::{Deserialize, Serialize};
 
@@ -140,8 +140,8 @@ fn of_engine(facts: &EngineFacts, experience: &Experience) -> Option<(Reading, S
         );
         return Some((Reading::Sequences, evidence, format!("raise max-num-seqs above {running:.0}")));
     }
-    // An engine that the gateway runs gets at most `max-num-seqs` requests. Further requests wait
-    // in the gateway's queue, not in the engine.
+    // An engine that the gateway runs gets at most `max-num-seqs` requests. Others wait in the
+    // gateway's queue.
     let most = facts.max_num_seqs.filter(|most| facts.running_peak >= AT_PEAK * most && facts.kv_full < OFTEN)?;
     (misses && experience.lost[0] >= MOST).then(|| {
         let evidence = format!(
@@ -175,8 +175,7 @@ fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Optio
     (queue >= MOST).then(|| (Reading::GatewayLimits, evidence, "see the limits that the tuner moves".to_owned()))
 }
 
-/// How to shorten prefills. Larger steps lengthen TPOT, so they come first only where TPOT has
-/// room.
+/// How to shorten prefills. Larger steps, which lengthen TPOT, come first only where TPOT has room.
 fn faster_prefills(tpot_missed: Option<f64>) -> String {
     match tpot_missed {
         Some(missed) if missed > TPOT_MISSED => format!(

@@ -65,7 +65,7 @@ impl Lengths {
         found.map(|(at, _)| last_in(at))
     }
 
-    /// The same as [`next_above`](Self::next_above), for the next length below `tokens`.
+    /// [`next_above`](Self::next_above) for the next length below.
     pub fn next_below(&self, tokens: u64, share: f64) -> Option<u64> {
         let (all, mut between) = (self.tokens().sum::<f64>(), 0.0);
         let bins: Vec<f64> = self.tokens().collect();

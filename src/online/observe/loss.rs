@@ -18,9 +18,8 @@ use sluice_gateway::flow::record::{Outcome, Stage};
 pub const LOSS_OF_SHED: f64 = 4.0;
 /// Doublings of a time over the bound that lose 1 more.
 const OCTAVES: f64 = 5.0;
-/// The largest loss of a served request, reached at a thousand times the bound. It is so far out
-/// because a first step from a limit that is far too low only shortens long waits, and that must
-/// count.
+/// The largest loss of a served request, at a thousand times the bound. From a limit that is far
+/// too low, a first step only shortens long waits, and that must count.
 const LOSS_OF_LATE: f64 = 3.0;
 
 /// Where a request lost time.

@@ -94,8 +94,8 @@ impl PoolWindow {
         self.tpot.1 += f64::from(u8::from(ratio > 1.0));
     }
 
-    /// The demand, if known: how many requests would be on each backend at once if all arrivals
-    /// were served at the present speed (Little's law).
+    /// The demand, if known: requests at once on each backend if all arrivals were served at the
+    /// present speed (Little's law).
     pub fn demand(&self) -> Option<f64> {
         let (served, seconds) = self.served;
         let rate = self.arrival_rate().filter(|_| served > 0.0 && self.usage.in_rotation > 0)?;

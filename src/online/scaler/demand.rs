@@ -10,8 +10,7 @@
 //! The error of a sum of independent requests grows with the root of the sum, so errors are divided
 //! by the root of the forecast, and one `z` serves night and peak.
 //!
-//! Bounds: [`KEPT`] minutes. A minute that was not seen, because the gateway was suspended, is left
-//! out.
+//! Bounds: [`KEPT`] minutes. A minute in which the gateway was suspended is left out.
 
 use std::collections::VecDeque;
 
@@ -128,8 +127,7 @@ impl Demand {
     /// The demand in `ahead` minutes that one minute in twenty exceeds.
     pub fn upper(&self, ahead: usize) -> f64 {
         let forecast = self.forecast(ahead);
-        // While `z` is unknown, a third is added. That is one standard deviation of 30 requests of
-        // uneven lengths.
+        // Without `z`, a third is added: one standard deviation of 30 requests of uneven lengths.
         let margin = self.z.map_or(forecast / 3.0, |z| z * forecast.sqrt());
         (forecast + margin).max(0.0)
     }

@@ -47,7 +47,7 @@ const WAITING: Duration = Duration::from_secs(10);
 const EFFECT: Duration = Duration::from_secs(30);
 /// Before an engine goes, the others must hold this multiple of the demand.
 const MARGIN: f64 = 1.1;
-/// Number of requests over which the work of a request is averaged.
+/// Number of requests in the average of the work.
 const AVERAGED: f64 = 2_000.0;
 
 /// Bounds and objectives set by an operator.
@@ -61,7 +61,7 @@ pub struct ScalerRules {
     pub attainment: f64,
     /// Time from the order of an engine to its first request.
     pub cold_start: Duration,
-    /// An engine goes only after one engine less would have sufficed for this time.
+    /// How long one engine less must suffice before an engine goes.
     pub down_after: Duration,
     /// Time without a request after which no engine is needed.
     pub idle_after: Duration,
@@ -92,7 +92,7 @@ pub struct Scaler {
     rules: ScalerRules,
     demand: Demand,
     capacity: Capacity,
-    /// Number of requests in the average, and the mean work of a request.
+    /// Requests in the average, and the mean work of one.
     work: (f64, f64),
     minute: Minute,
     before: Tally,

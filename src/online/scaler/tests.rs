@@ -152,8 +152,7 @@ fn a_queue_adds_engines_before_anything_is_known() {
 fn a_rate_that_is_known_is_used_from_the_first_minute_on() {
     let mut pool = Pool::new(ScalerRules { rate: Some(1.7), ..rules() }, 1, 3);
     pool.run(62, |_| 7.0);
-    // Needed are 7 / 1.7 = 4.1 engines, a third more until the noise is known, and some for the
-    // backlog.
+    // The demand is 7 / 1.7 = 4.1 engines, a third more until the noise is known, and the backlog.
     assert!((6..=8).contains(&(pool.ready + pool.starting.len() as u32)), "{:?}", pool.changes);
 }
 

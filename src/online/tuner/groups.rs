@@ -17,8 +17,7 @@ use sluice_core::meter::slo::Objectives;
 pub(crate) const HORIZON: Duration = Duration::from_secs(5);
 /// The longest time from arrival until a request counts.
 const HORIZON_MAX: Duration = Duration::from_secs(20);
-/// A request counts after this multiple of the E2EL objective, because by then it has missed the
-/// objective.
+/// A request counts after this multiple of the E2EL objective, which it has then missed.
 const HORIZON_OF_BOUND: f64 = 1.5;
 
 #[derive(Debug)]

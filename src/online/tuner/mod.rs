@@ -37,8 +37,7 @@ use sluice_gateway::pool::{PoolView, TrialBound};
 pub struct Tuner {
     pub(crate) mode: TunerMode,
     pub(crate) configured: Limits,
-    /// Pools, models, backends and objectives as text. The found limits count only for the same
-    /// text.
+    /// Pools, models, backends and objectives as text, on which found limits depend.
     pub(crate) context: String,
     pub(crate) groups: Vec<Group>,
     pub(crate) engines: EngineTuner,
@@ -83,7 +82,7 @@ impl Tuner {
     }
 
     /// Prepares a configuration that is about to be in force: puts the limits found so far into it
-    /// if limits, pools and objectives are unchanged. Otherwise begins anew.
+    /// if nothing that they depend on has changed. Otherwise begins anew.
     pub fn configure(&mut self, config: &mut Config, observer: &Observer, now: Duration) {
         let is_same = self.context == context(config) && self.configured == Limits::of(config);
         self.engines.set_rules(EngineRules::of(config));
@@ -477,7 +476,7 @@ fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duratio
 fn context(config: &Config) -> String {
     let pool = |pool: &Pool| {
         let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
-        // The addresses of pods are left out, because pods come and go.
+        // Pods come and go, so their addresses are left out.
         let pods = |pods: &Pods| format!("{} {:?} {} {:?}", pods.selector, pods.namespace, pods.port, pods.statefulset);
         let backends = pool.kubernetes.as_ref().map_or(format!("{backends:?}"), pods);
         format!("{} {:?} {backends} {:?}", pool.name, pool.models, pool.slo)

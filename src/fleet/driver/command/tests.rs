@@ -1,6 +1,6 @@
 //! An operator's commands against a shell.
 //!
-//! The tests are about the arguments and the output of the commands, and about failures.
+//! Arguments, output and failures of the commands.
 
 use std::collections::BTreeMap;
 use std::fs;

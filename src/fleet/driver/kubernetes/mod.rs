@@ -2,10 +2,9 @@
 //!
 //! A start applies the flags as arguments of the container ([`set`]). If the pod is still the
 //! stopped one, the start deletes it, and the platform starts the new pod. So a stop does nothing
-//! to the pod, which is out of rotation. No other pod can take the device before the start, because
-//! the platform gives no device to two pods. If the platform replaced or restarted the pod (a
-//! drained node, a crash), the engine has ended. The engine in the new pod enters rotation like any
-//! other, without a second replacement.
+//! to the pod, which is out of rotation, because the platform gives no device to two pods. If the
+//! platform replaced or restarted the pod (a drained node, a crash), the engine has ended. The
+//! engine in the new pod enters rotation like any other, without a second replacement.
 //!
 //! If another field manager owns the arguments, the gateway yields: it refuses a planned change
 //! before any stop, and lets an engine with other arguments serve, which a [`Driver::remark`]
@@ -57,7 +56,7 @@ pub struct PodDriver {
 struct State {
     /// The uid of the pod, and the restarts of the container when it was started or adopted.
     current: Option<(String, i32)>,
-    /// The pod of the engine that was stopped. The pod still runs, and the next start replaces it.
+    /// The pod of the stopped engine. It still runs, and the next start replaces it.
     stopped: Option<String>,
     /// The arguments of the pod, as last seen.
     args: Option<Vec<String>>,

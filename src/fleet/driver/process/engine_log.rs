@@ -8,7 +8,7 @@
 //! newest. A file over [`FILE_MAX`] bytes is copied and truncated. The engine appends, so it
 //! continues at the beginning of the file. Output between copy and truncation (microseconds) is
 //! lost from the files. Only the gateway's user can read the files, since an engine may print
-//! secrets. In the lines in memory, which are shown, secrets are masked.
+//! secrets. Secrets are masked in the lines in memory, which are shown.
 //!
 //! Bounds: [`LINES_MAX`] lines of [`LINE_MAX`] bytes in memory, and [`FILE_MAX`] * ([`OLD_FILES`] +
 //! 1) bytes on disk, plus the output between two reads.
@@ -98,8 +98,8 @@ impl EngineLog {
     }
 
     /// Continues with the file of a running engine. A short file is read from the beginning,
-    /// because the engine may still be starting, and the phase of the start decides the time
-    /// limits. With a long file, the engine is taken to serve.
+    /// because the engine may still be starting, and the phase decides the time limits. An engine
+    /// with a long file is taken to serve.
     pub(super) fn resume(&self) {
         let length = self.path.metadata().map_or(0, |file| file.len());
         let long = length > READ_MAX;
@@ -118,8 +118,8 @@ impl EngineLog {
         self.read_new();
     }
 
-    /// Forgets the lines in memory. The numbers of lines continue, so that a reader also sees the
-    /// lines of the next start.
+    /// Forgets the lines in memory. Line numbers continue, so that a reader also sees the next
+    /// start.
     fn restart_reading(&self, read_to: u64) {
         let mut state = self.state.lock();
         let follower = StartFollower::new(self.form);

@@ -36,8 +36,7 @@ pub enum RestartBlocked {
         /// Why it cannot be stopped.
         why: String,
     },
-    /// Another engine, which is now configured for another place, still runs on the device, port or
-    /// name.
+    /// Another engine, which is now configured elsewhere, still runs in this place.
     #[error("{0} has to move first")]
     MustMove(String),
 }

@@ -69,8 +69,7 @@ pub enum Outcome {
     Aborted(String),
     /// The new settings did not work; the old ones are back.
     RolledBack(String),
-    /// Neither the new settings nor the settings before worked so far. The good settings are
-    /// retried, as after a crash.
+    /// Neither new nor old settings worked so far. The good settings are retried, as after a crash.
     Failed(String),
     /// Neither worked, and the budget is spent or a retry cannot help. An operator must find the
     /// cause.

@@ -345,9 +345,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         !self.withdrawn && !self.leaving
     }
 
-    /// The cordon when the step begins. `None`: unchanged, because a ramp opens the backend
-    /// together with a limit on slots, and because the backend of an engine that is shut down may
-    /// already have another engine.
+    /// The cordon when the step begins; `None`: unchanged. A ramp opens the backend together with a
+    /// limit on slots. The backend of an engine that is shut down may already have another engine.
     pub(crate) fn cordon(&self) -> Option<Cordon> {
         if self.leaving {
             return None;

@@ -34,7 +34,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
-        // The engine does not sleep next to a kept one. A stop also ends the kept one.
+        // Next to a kept engine it does not sleep; a stop ends both.
         (self.resting, self.sleeps, self.why) = (true, sleeps && self.kept.is_none(), None);
         Ok(())
     }

@@ -33,8 +33,7 @@ pub(super) struct Deployment {
     pub(super) acting: Acting,
     pub(super) stands_back: Option<&'static str>,
     pub(super) waits: Option<&'static str>,
-    /// Probabilities that a request misses an objective and that it fails, by the value of the
-    /// engine's flag.
+    /// Probabilities that a request misses an objective and that it fails, by the flag's value.
     pub(super) fares: fn(f64) -> (f64, f64),
     pub(super) forecast: fn(f64) -> f64,
     pub(super) advice: Option<(EngineFlag, bool, String)>,
@@ -61,8 +60,8 @@ pub(super) struct Deployment {
     pub(super) absence_under: Option<f64>,
     pub(super) error: f64,
     pub(super) running_peak: f64,
-    /// Limits without which the flag does not help, and how much they raise the share of misses on
-    /// unchanged engines.
+    /// Limits without which the flag does not help, and the misses that they add on unchanged
+    /// engines.
     pub(super) beside: Option<(PoolLimits, f64)>,
     /// Loss of all pools of the group; `None`: the loss of this pool.
     pub(super) loss_of_all: Option<f64>,
@@ -227,7 +226,7 @@ impl Deployment {
         panic!("{stage:?} is not reached: {:?}, {}", self.events, self.belief());
     }
 
-    /// Runs until a change is at this stage, even if a restart is under way then.
+    /// Runs until a change is at this stage, even during a restart.
     pub(super) fn run_until_begun(&mut self, stage: Stage) {
         while self.stage() != Some(stage) {
             assert!(self.now < 7_200 * SECOND, "{stage:?} is not reached: {:?}, {}", self.events, self.belief());

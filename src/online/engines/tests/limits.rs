@@ -39,7 +39,7 @@ fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
 fn engines_that_are_better_only_because_the_limits_harm_the_others_return() {
     let mut pool = Deployment::new(2, |value| (if value == BEFORE { 0.5 } else { 0.6 }, 0.0));
     pool.beside = Some((OTHER, 0.4));
-    // The other pools of the group lose more, but only the loss of this pool counts.
+    // Other pools of the group lose more, but only this pool's loss counts.
     pool.loss_of_all = Some(0.95);
     pool.run_until(Some(Stage::Compared));
     pool.run_until(None);

@@ -327,7 +327,7 @@ fn a_gain_must_pay_for_the_restarts() {
 #[test]
 fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
     // Of a gain of 0.45, 0.195 is certain. Over two hours, this is three times the cost of 2.7 for
-    // 173 s. So restarts pay if an engine is absent for 150 s, but not for 210 s.
+    // 173 s: restarts pay if they take 150 s, but not 210 s.
     for (absence_with, begins) in [(None, false), (Some(2.7), false), (Some(0.0), true)] {
         let mut pool = Deployment::new(2, helps);
         pool.tuner.lasts = Some(RESTART);

@@ -1,5 +1,4 @@
-//! The controller against a model of a load: which changes it keeps and undoes, and that it comes
-//! to rest.
+//! The controller against a model of a load: kept and undone changes, and that it comes to rest.
 
 mod steps;
 
