@@ -23,7 +23,7 @@ use sluice_core::engines::EngineKind;
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The part of the list that is read: a line has about 100 bytes, and 8 GPUs have 56 slices.
 const LIST_BYTES: usize = 1 << 20;
-/// Sums of shares may exceed 1 by this, because they are rounded: 3 times 0.33 and 0.01 fit.
+/// Excess of a sum of shares by rounding: 3 times 0.33 and 0.01 fit.
 const ROUNDING: f64 = 1e-6;
 
 /// The GPUs of this machine, with their MIG slices.

@@ -107,7 +107,7 @@ pub fn mismatch(pool: EngineKind, found: EngineKind) -> Option<String> {
 #[derive(Debug)]
 struct Found {
     kind: EngineKind,
-    /// The kind of the pool at the time of the last log line about this backend.
+    /// The pool's kind in the last log line about this backend.
     said: Option<EngineKind>,
 }
 

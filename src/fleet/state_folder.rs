@@ -173,8 +173,7 @@ pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let path = folder.join(KEY);
     match existing_key(folder) {
         Ok(key) => return Ok(key),
-        // The file is too short if the gateway crashed while it wrote the file. Then the key was
-        // never used.
+        // Too short: the gateway crashed while it wrote the file, and never used the key.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {}
         Err(error) => return Err(error),
     }

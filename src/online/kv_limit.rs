@@ -51,7 +51,7 @@ const UNMEASURED: f64 = 1.4;
 const USED_LEAST: f64 = 0.5;
 /// Time without many preemptions before the share rises.
 const CALM: Duration = Duration::from_secs(25);
-/// From this share of the limit in use on, the limit holds requests back.
+/// If this share of the limit is in use, the limit holds requests back.
 const NEAR: f64 = 0.9;
 /// A limit that held nothing back for this time is dropped.
 const UNUSED: Duration = Duration::from_hours(1);

@@ -1,5 +1,5 @@
-//! Planned changes: restarts of engines with the same or other settings. One is under way at a time
-//! in the whole fleet.
+//! Planned changes: restarts of engines with the same or other settings, one at a time in the whole
+//! fleet.
 //!
 //! Before a change begins, the new settings are checked, and other backends must be able to carry
 //! the engine's load ([`preflight`]). Then the engine's own task carries it out.

@@ -63,8 +63,7 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
     }
 }
 
-/// Tries to stop the engine. Returns when the engine is gone, the gateway stops, or only an
-/// operator can stop the engine.
+/// Stops the engine. Returns when it is gone, the gateway stops, or only an operator can stop it.
 async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, record: &JournalLine) {
     let name = &record.backend;
     let engine = driver_of(name, journal.lock().folder());

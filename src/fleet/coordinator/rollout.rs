@@ -2,9 +2,8 @@
 //!
 //! If only flags differ, the engine is restarted as by `sluice backend restart`, with the same
 //! checks. Another program, device or environment needs another driver: a new engine replaces the
-//! old one. Both wait until other backends can carry the load. The engine's status then shows the
-//! reason for the wait. When a newer configuration is applied, the rollout ends early and leaves
-//! nothing half done.
+//! old one. Both wait until other backends can carry the load, and the engine's status shows why.
+//! When a newer configuration is applied, the rollout ends early and leaves nothing half done.
 
 use std::sync::Arc;
 use std::time::Duration;

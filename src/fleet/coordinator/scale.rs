@@ -203,7 +203,7 @@ async fn rest_one(registry: &Registry, engine: &EngineHandle, carried: bool) -> 
     let serves = context.step().in_rotation();
     engine.rest().await?;
     if serves {
-        // The cordon is set under the lock, so that no other change counts on this engine.
+        // Under the lock, so that no other change counts on this engine.
         context.set_cordon(Cordon::Draining);
     }
     Ok(())

@@ -118,7 +118,7 @@ pub async fn give_gate(query: &PodQuery, job: &Job) -> Result<(), String> {
     let api: Api<Pod> = api(query.namespace.as_deref()).await?;
     let now = format!("{:.0}", jiff::Timestamp::now());
     let condition = json!({ "type": GATE, "status": "True", "reason": "WarmedUp", "lastTransitionTime": now });
-    // With the uid, the API server refuses the patch if another pod has the name by now.
+    // The uid makes the API server refuse another pod of this name.
     let patch = json!({ "metadata": { "uid": job.uid }, "status": { "conditions": [condition] } });
     let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
     match call("patch pods/status", api.patch_status(&job.name, &params, &patch)).await {

@@ -48,7 +48,6 @@ impl EngineFailure {
     /// The program in the key `key` is missing: `word`, the first word of the command. `problem`:
     /// such as "no such program".
     pub(crate) fn program_missing(key: &str, word: &str, problem: &str) -> Self {
-        // A word with a slash is a path.
         let search = if word.contains('/') { "" } else { "; the gateway searches for a name without a slash in PATH" };
         let advice = format!("install the program, or correct {key}{search}");
         Self { advice, ..Self::new(FailureClass::ProgramMissing, format!("{word}: {problem}")) }

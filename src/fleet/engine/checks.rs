@@ -14,11 +14,10 @@ use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use sluice_config::Address;
 
-/// Tokens of a golden generation. They are enough to show a difference, and few enough to be quick.
+/// Tokens of a golden generation: enough to show a difference, few enough to be quick.
 const GOLDEN_TOKENS: u32 = 16;
 const WARM_UP_TOKENS: u32 = 32;
-/// Words of a warm-up prompt. They are a few hundred tokens, which is more than a block and less
-/// than any context.
+/// Words of a warm-up prompt: a few hundred tokens, more than a block and less than any context.
 const WARM_UP_WORDS: usize = 200;
 
 /// Records the text that an otherwise idle engine generates for the golden prompts.

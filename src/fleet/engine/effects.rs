@@ -153,7 +153,7 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
 }
 
 /// Checks again that other backends serve the models, because they may have failed during the
-/// drain. If a model is not served, even a change with `cut` is given up.
+/// drain. Otherwise even a change with `cut` is given up.
 async fn confirm_replacement(context: &EngineContext) -> Result<(), StepFailure> {
     let required = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| !change.hold);
     if !required {
@@ -233,8 +233,7 @@ async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     ready(context).await
 }
 
-/// Waits until the engine is ready. A pod has another address after each start, which becomes known
-/// later.
+/// Waits until the engine is ready. A pod's new address becomes known after the start.
 async fn ready(context: &EngineContext) -> Result<(), StepFailure> {
     let begun = Instant::now();
     loop {
@@ -297,8 +296,8 @@ async fn ready_at(context: &EngineContext, spec: &EngineSpec) -> Result<(), Step
     }
 }
 
-/// Loads the adapters. A missing adapter fails a planned change. After a crash the engine continues
-/// without the adapter, because it serves other models, and loading is retried while it serves.
+/// Loads the adapters. A missing adapter fails a planned change. After a crash the engine serves
+/// other models without it, and loading is retried.
 async fn load_adapters(context: &EngineContext) -> Result<(), StepFailure> {
     let loaded = adapters::load(context).await;
     let planned = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| change.failed.is_none());

@@ -1,8 +1,8 @@
 //! The journal: each step of an engine is on disk before it begins.
 //!
-//! A line is JSON, and synchronised to the disk. It holds the whole state of the life cycle of one
-//! engine, and the identity of the process. So after a crash the next gateway needs only the last
-//! line of each backend; earlier lines are history for the operator.
+//! A line is JSON, synchronised to the disk. It holds the whole life-cycle state of one engine and
+//! the process identity. So after a crash the next gateway needs only the last line of each
+//! backend; earlier lines are history for the operator.
 //!
 //! No line holds a secret: flags such as `api-key` are not settings, and digests are keyed. Lines
 //! of an earlier version that hold secrets are rewritten when the journal is opened. A line that a

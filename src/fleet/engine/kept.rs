@@ -121,8 +121,7 @@ pub(super) fn choose_port(context: &EngineContext) {
     }
 }
 
-/// Wakes the engine. If an old engine is kept, wakes that one instead, and it takes the place of
-/// the present one, which was stopped.
+/// Wakes the engine, or instead a kept one, which takes the place of the stopped present one.
 pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> {
     let is_kept = context.state.lock().lifecycle.kept.is_some();
     let kept = context.drivers.lock().aside.clone().filter(|_| is_kept);
@@ -142,8 +141,8 @@ pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> 
 /// Stops the engine that sleeps next to the present one, if there is one.
 pub(super) async fn stop_aside(context: &EngineContext, rules: StopRules) -> Result<(), EngineFailure> {
     let Some(driver) = context.drivers.lock().aside.clone() else { return Ok(()) };
-    // The present engine uses memory of the same devices, so no reading can show that the memory of
-    // the stopped one is free.
+    // The present engine uses the same devices, so no reading can show that the stopped one's
+    // memory is free.
     driver.set_aside(false);
     driver.stop(rules).await?;
     context.drivers.lock().aside = None;

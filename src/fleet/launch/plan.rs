@@ -8,9 +8,9 @@
 //! The environment: the gateway's, `launch.env`, and these variables unless `launch.env` sets them:
 //! `CUDA_VISIBLE_DEVICES` from `gpu`; `CUDA_DEVICE_ORDER`, because `nvidia-smi` orders devices by
 //! bus; `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` from `mps_percent`; `VLLM_ALLOW_RUNTIME_LORA_UPDATING`
-//! with `enable-lora`, for adapters at run time (but not with several API servers, with which vLLM
-//! would not start). `VLLM_CACHE_ROOT` is made absolute, so that each start finds the compiled
-//! graphs of the last one.
+//! with `enable-lora`, for adapters at run time (not with several API servers, which would not
+//! start). `VLLM_CACHE_ROOT` is made absolute, so that each start finds the compiled graphs of the
+//! last one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
 //! Why no address of an engine accepted a connection.
 //!
-//! If the only address fails, this is its error. If several fail, this is their number and the
-//! errors of the first [`NAMED_MAX`], so that a log line stays short for a name with a hundred
-//! addresses.
+//! One failed address gives its error. Several give their number and the errors of the first
+//! [`NAMED_MAX`], so that a log line stays short for a name with a hundred addresses.
 
 use std::net::{IpAddr, SocketAddr};
 

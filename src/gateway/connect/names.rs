@@ -101,8 +101,7 @@ impl NameState {
         interleaved(&self.addresses, |address| self.is_avoided(address, now))
     }
 
-    /// Whether the name must be resolved again in the background. If so, the caller does that, and
-    /// later calls return `false`.
+    /// Whether the name must be resolved again in the background, which the caller then does.
     fn take_due(&mut self, now: Instant) -> bool {
         let is_old = |asked| now.saturating_duration_since(asked) >= RESOLVE_AGAIN;
         let due = (self.is_due && !self.was_asked_just_now(now)) || self.asked.is_none_or(is_old);

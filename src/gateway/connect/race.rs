@@ -78,7 +78,6 @@ where
                 if running.is_empty() && next.is_none() {
                     return Raced { connected: None, failed, overtaken: Vec::new() };
                 }
-                // The next address is due now.
                 timer.as_mut().reset(Instant::now());
             }
             RaceEvent::Due => {
@@ -106,8 +105,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(2);
 
-    /// Races addresses that each work or fail after some milliseconds. Returns the result, the
-    /// attempts with their times, and how long it took.
+    /// Races addresses that work or fail after some milliseconds. Returns the result, the attempts
+    /// and times, and the duration.
     async fn raced(script: &[(u64, bool)]) -> (Raced<u8>, Vec<(usize, u64)>, u64) {
         let socket = |number: usize| SocketAddr::from(([10, 0, 0, number as u8], 80));
         let addresses: Vec<SocketAddr> = (0..script.len()).map(socket).collect();

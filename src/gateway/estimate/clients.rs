@@ -1,5 +1,5 @@
-//! Bounds how much one client can change estimates. Learning from a client is limited, and a client
-//! whose prompts were underestimated gets a factor.
+//! Bounds how much one client can change estimates: limited learning, and a factor for clients
+//! whose prompts were underestimated.
 //!
 //! Without a tokenizer, text that is unlike other clients' text (base64, emoji, random letters) has
 //! up to four times as many tokens as estimated. With such text, a client could have long prompts

@@ -17,8 +17,7 @@
 
 use sluice_core::openai::PromptShape;
 
-/// Factor by which each new sample lowers the weight of older ones, so that about 200 samples are
-/// remembered.
+/// Factor on the weight of older samples at each new one: about 200 are remembered.
 pub const FORGET: f64 = 0.995;
 /// Strength of the prior, in samples.
 pub const PULL: f64 = 0.002;

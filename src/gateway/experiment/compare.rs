@@ -1,5 +1,5 @@
-//! Compares two arms: how many times as slow the second is, how many times as many failures it has,
-//! and whether the mix of requests is right.
+//! Compares two arms: how many times as slow and as often failing the second is, and whether the
+//! mix is right.
 //!
 //! All intervals are valid at every moment ([`always_valid`]), on one assumption: arms are drawn
 //! independently for each unit. If the arms do not differ, the labels say nothing about the
@@ -74,7 +74,7 @@ impl Pair<'_> {
 
     /// ln of the evidence that the arm fails more often than the control. Where a unit has several
     /// requests, units with a failure are counted, because the configured share is the probability
-    /// that such a unit is in the arm, however correlated the requests of a unit are.
+    /// that such a unit is in the arm, however correlated its requests are.
     pub fn surge(&self) -> f64 {
         let (arm, both, expected) = match self.share {
             Some(share) => {
@@ -209,9 +209,9 @@ pub struct Rates {
 }
 
 /// How many events are worth one independent event, because a unit may have several. It is the
-/// variance between groups of the difference of events from rate times requests, over the variance
-/// of independent events (index of dispersion), and at least 1. Both arms get one number, because
-/// by chance one of them may have only small units. Each side has the events and all requests.
+/// variance between groups of the events beyond rate times requests, over the variance of
+/// independent events (index of dispersion), at least 1. Both arms get one number, because by
+/// chance one of them may have only small units. Each side has the events and all requests.
 fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
     let (mut variance, mut independent) = (0.0, 0.0);
     for (events, all) in sides {
@@ -229,8 +229,8 @@ fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
 }
 
 /// How many requests are worth one independent request, because all requests of a unit are in one
-/// arm. It is the variance between groups of the difference of the arm's requests from the arm's
-/// share, over the variance of independent requests, and at least 1.
+/// arm. It is the variance between groups of the arm's requests beyond its share, over the variance
+/// of independent requests, at least 1.
 fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     if !(share > 0.0 && share < 1.0) {
         // The groups of the other arm show whether requests come in clusters.

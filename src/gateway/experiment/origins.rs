@@ -6,8 +6,8 @@
 //! failure more than all others together. So an arm that fails for every client is found, and an
 //! arm that fails for a single client has one failure.
 //!
-//! Bound: [`ORIGINS_MAX`]; above this, a new origin replaces the origin with the fewest requests.
-//! The requests of the replaced one then count among the others'.
+//! Bound: [`ORIGINS_MAX`]; above this, a new origin replaces the one with the fewest requests,
+//! which then count among the others'.
 
 use super::ledger::{Ending, Observation};
 use crate::origin::Origin;

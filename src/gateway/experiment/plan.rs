@@ -173,8 +173,7 @@ fn shares_pools(experiment: &sluice_config::Experiment, config: &Config) -> bool
     })
 }
 
-/// The identity of an experiment. It is built from names, so that changed positions in the file do
-/// not matter.
+/// The identity, built from names, so that changed positions in the file do not matter.
 fn identity(experiment: &sluice_config::Experiment, salt: &str, config: &Config) -> u64 {
     let models = match &experiment.models {
         ModelScope::All => vec!["*"],

@@ -162,7 +162,7 @@ pub struct ComparisonReport {
     pub diagnosis: Vec<Diagnosis>,
 }
 
-/// The value of a quantity in an arm over the value in the control, minus 1.
+/// A quantity in an arm over the same in the control, minus 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// The quantity.

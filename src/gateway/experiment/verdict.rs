@@ -138,7 +138,7 @@ fn of_arm(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Comparis
         failures,
         misses,
         quality: pair.quality().map(|rates| (rates, is_sure(&pair, &rates))),
-        // A shadow arm has no mix, because the number of copies depends on the room for them.
+        // A shadow arm has no mix: its copies depend on free room.
         mismatch: (plan.arms[arm].shadow.is_none() && !mix.contains(expected)).then_some(mix),
         broken: guard(plan, measured, arm),
     }

@@ -7,9 +7,8 @@
 //! (`engine_origins.rs`). It applies to every response, also to refusals, so that a page can read
 //! the error.
 //!
-//! A browser hides a response without `Access-Control-Allow-Origin` from the page. If a request has
-//! no `Origin`, the gateway adds at most `Vary` to the response, and only if the response would
-//! depend on `Origin`.
+//! A browser hides a response without `Access-Control-Allow-Origin` from the page. Without `Origin`
+//! in a request, the response gets at most `Vary`, if it would depend on `Origin`.
 
 use std::sync::Arc;
 

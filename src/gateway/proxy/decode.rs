@@ -2,8 +2,8 @@
 //! prompt, and vLLM does not decode bodies.
 //!
 //! It reads gzip (also with several members), deflate (in zlib's format, or raw as some clients
-//! send it) and zstd. It does not read brotli, because no client library compresses requests with
-//! brotli. Any other coding gets 415 with `Accept-Encoding`, before the body is read.
+//! send it) and zstd. No client library compresses requests with brotli. Any other coding gets 415
+//! with `Accept-Encoding`, before the body is read.
 //!
 //! Bounds: a decoded body is at most `server.max_body`, and above [`EXPANDS_FREE`] at most
 //! [`EXPANDS_MAX`] times as large as the sent one. The decoded body, the compressed body and the

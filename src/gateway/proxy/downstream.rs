@@ -49,8 +49,7 @@ impl<'a> DownstreamConnection<'a> {
         Self { session, origin, sized, chunked, finished, aborted, pause, socket, stream: None }
     }
 
-    /// Corks or uncorks the socket. While it is corked, writes are held back, because more bytes
-    /// follow at once.
+    /// Corks or uncorks the socket, which holds writes back while corked.
     fn cork(&self, corked: bool) {
         if let Some(socket) = &self.socket {
             socket.cork(corked);

@@ -11,8 +11,8 @@
 //!
 //! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`]. Beyond that, unused origins are
 //! dropped first, then origins that are not allowed, then the oldest. So origins that a client
-//! makes up replace none in use. At most [`ASKS_MAX`] questions are open at once,
-//! [`ASKS_OF_ANYONE_MAX`] of them for requests without a key.
+//! makes up replace none in use. Open questions: [`ASKS_MAX`], [`ASKS_OF_ANYONE_MAX`] of them
+//! without a key.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;

@@ -39,8 +39,8 @@ use sluice_config::limits;
 const STREAMS_MAX: u32 = 128;
 /// Refused or malformed streams on one connection before GOAWAY.
 const REFUSED_MAX: u32 = 1_000;
-/// Bytes of request bodies that a client may send before they are read. They are many, so that a
-/// long prompt needs few round trips.
+/// Bytes of request bodies that a client may send unread. Many, so that a long prompt needs few
+/// round trips.
 const WINDOW: u32 = 1 << 20;
 /// Buffered bytes of one response; less than the initial flow-control window of HTTP/2 (64 KiB).
 const SEND_BUFFER: usize = 32 << 10;

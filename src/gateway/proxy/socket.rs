@@ -76,8 +76,7 @@ impl SocketState {
         Self { corked, unbuffered, accepted, begun, head_room, connection }
     }
 
-    /// Corks or uncorks the socket. While it is corked, a flush does nothing, because more bytes
-    /// follow at once.
+    /// Corks or uncorks the socket. While corked, a flush does nothing: more bytes follow at once.
     pub(super) fn cork(&self, corked: bool) {
         self.corked.store(corked, Ordering::Relaxed);
     }

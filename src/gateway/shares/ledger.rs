@@ -6,8 +6,7 @@
 //! 1. The fair share is `total / owners`, at least one unit.
 //! 2. Free room goes to any owner that asks, so an owner that is alone may have everything.
 //! 3. Without free room, an owner within its fair share takes room from the largest owner above the
-//!    fair share. The newest or the oldest holding of that owner that may give way does so
-//!    ([`GivesWay`]).
+//!    fair share. The owner's newest or oldest holding that may give way does so ([`GivesWay`]).
 //! 4. An owner above its fair share takes nothing from others. With `Oldest` it may replace its own
 //!    oldest holding.
 //! 5. With `Oldest`, if no other owner is above the fair share, an owner that stays within its fair
@@ -472,7 +471,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
     }
 }
 
-/// `length` as an index; `None` for the largest number, which means "none" in the lists.
+/// `None` for the largest number, which means "none" in lists.
 fn index_of(length: usize) -> Option<u32> {
     u32::try_from(length).ok().filter(|index| *index != u32::MAX)
 }

@@ -1,9 +1,9 @@
 //! Requests by the backend and by the key, so that one slow engine or one busy client is visible.
 //!
-//! A request counts at the backend of the last attempt. A failed attempt that was repeated also
-//! counts as a retry at the backend that failed. TTFT of a backend excludes the gateway's queue;
-//! TTFT of a key includes it. There are many histograms, so each has few buckets. [`super::merge`]
-//! decides when classes count together.
+//! A request counts at the backend of the last attempt. A repeated attempt counts as a retry at the
+//! backend that failed. TTFT of a backend excludes the gateway's queue; TTFT of a key includes it.
+//! There are many histograms, so each has few buckets. [`super::merge`] decides when classes count
+//! together.
 //!
 //! Bounds: [`ENTRIES_MAX`] entries of each kind; further requests count as "other". Backends that
 //! left their pools and keys that left the configuration are forgotten.

@@ -68,7 +68,6 @@ fn add_arm(label: &str, arm: &ArmReport, page: &mut Page) {
     for (rating, count) in [("good", all - bad), ("bad", bad)] {
         page.add(&families::ARM_RATINGS, &[label, rating], count as f64);
     }
-    // Only a shadow arm has copies.
     let Some(copies) = &arm.copies else { return };
     page.add(&families::COPIES_IN_FLIGHT, &[label], copies.in_flight.into());
     for (outcome, count) in &copies.ended {

@@ -193,8 +193,7 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
         None => line,
     };
     let mut text = Vec::with_capacity(LINE_BYTES);
-    // This cannot fail, because there are no map keys and no foreign Serialize, and a Vec takes
-    // every byte.
+    // Cannot fail: there are no map keys and no foreign Serialize, and a Vec takes every byte.
     let _ = serde_json::to_writer(&mut text, &line);
     text.push(b'\n');
     text

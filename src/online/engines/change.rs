@@ -72,7 +72,7 @@ pub struct EngineChange {
     /// Mean loss of a request before the change.
     #[serde(default)]
     pub loss_before: f64,
-    /// Simulated fall of the mean loss, if simulated.
+    /// Simulated fall of the mean loss; `None`: not simulated.
     pub forecast: Option<f64>,
     /// Whether to restart engines even if requests then wait, because the gain is large enough.
     #[serde(default)]

@@ -21,7 +21,7 @@ use crate::limits::PoolLimits;
 /// Shortest and longest time between two simulations.
 pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
-/// A change must gain this multiple of the cost while the load should last.
+/// Multiple of the cost that a change must gain while the load should last.
 pub(super) const PAYS: f64 = 3.0;
 /// Bounds of the time for which a load should last.
 pub(super) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));

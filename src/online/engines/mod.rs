@@ -1,10 +1,11 @@
 //! The slow layer: changes flags by restarting engines one by one, where limits no longer help.
 //!
 //! A change begins if the certain gain ([`Trust`]) in a simulation is at least
-//! [`verdict::ENGINE_GAIN`] of the loss. Over the rest of the load, the gain must also exceed
-//! [`decide::PAYS`] times the cost of the restarts. A load should last as long again as it has
-//! (Lindy's law), within [`decide::DWELL`]. [`phase`] has the stages of a change, [`trial`] and
-//! [`verdict`] their rules. Two failures without a promotion in between freeze the tuner.
+//! [`verdict::ENGINE_GAIN`] of the loss. Over the time for which the load should last, the gain
+//! must also exceed [`decide::PAYS`] times the cost of the restarts. A load should last as long
+//! again as it has (Lindy's law), within [`decide::DWELL`]. [`phase`] has the stages of a change,
+//! [`trial`] and [`verdict`] their rules. Two failures without a promotion in between freeze the
+//! tuner.
 //!
 //! Pure: the caller simulates, restarts engines and reports the results. Bounds: one change at a
 //! time.

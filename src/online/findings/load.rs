@@ -14,7 +14,7 @@ use sluice_gateway::telemetry::totals::{Moments, Totals};
 const BUSY_SHARE: f64 = 0.5;
 /// Growth of a key's share from which it explains a burst.
 const BUSIER: f64 = 1.2;
-/// A key is also busy with this share if the share has not grown, if requests of other keys wait.
+/// From this share on, a key whose share has not grown is busy if other keys' requests wait.
 const USUAL_SHARE: f64 = 0.7;
 /// From this mean time in the queue on, requests of other keys wait.
 const OTHERS_WAIT_S: f64 = 0.05;

@@ -102,7 +102,7 @@ impl World {
         both.map(|(name, (hold, waits))| Sharer { name: name as u8, hold: *hold, waits_since: *waits }).collect()
     }
 
-    /// Lets the turn decide, and carries out the order, which must be possible and safe.
+    /// Decides and obeys the order, which must be possible and safe.
     fn obey(&mut self) -> Option<Order<u8>> {
         let since = self.turn.since;
         let order = self.turn.decide(&self.sharers(), self.now, STAY);

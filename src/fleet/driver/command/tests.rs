@@ -136,7 +136,7 @@ async fn a_command_is_not_reaped_by_another_one_that_ends_first() {
             sleep(Duration::from_millis(5)).await;
         }
         // The driver sees the command alive, then ended. The call that waits for the command runs
-        // on this same thread, so it notices the end later than the driver.
+        // on this thread, too, so it sees the end later.
         other.reap_daemons();
         std::thread::sleep(Duration::from_millis(600));
         other.reap_daemons();

@@ -3,8 +3,8 @@
 //! A start applies the flags as arguments of the container ([`set`]). If the pod is still the
 //! stopped one, the start deletes it, and the platform starts the new pod. So a stop does nothing
 //! to the pod, which is out of rotation, because the platform gives no device to two pods. If the
-//! platform replaced or restarted the pod (a drained node, a crash), the engine has ended. The
-//! engine in the new pod enters rotation like any other, without a second replacement.
+//! platform replaced or restarted the pod (a drained node, a crash), the engine has ended, and the
+//! new one enters rotation like any other, without a second replacement.
 //!
 //! If another field manager owns the arguments, the gateway yields: it refuses a planned change
 //! before any stop, and lets an engine with other arguments serve, which a [`Driver::remark`]
@@ -164,8 +164,8 @@ impl PodDriver {
     /// or they cannot change yet, a planned start fails. Another start leaves them as they are.
     async fn apply(&self, wanted: &[String], is_planned: bool) -> Result<bool, EngineFailure> {
         let set = self.set()?;
-        // The order of pods was checked before the stop, and a start that is not planned returns to
-        // the arguments that the pod had.
+        // The order of pods was checked before the stop. An unplanned start returns to the
+        // arguments that the pod had.
         let applied = match set.plan(wanted, true).await {
             Ok(plan) => set.apply(&plan, false).await,
             Err(error) => Err(error),
@@ -213,7 +213,7 @@ impl Driver for PodDriver {
         let replaces = is_planned || before.is_some() && !runs_wanted;
         let applied = self.apply(&wanted, is_planned).await?;
         let pod = match before {
-            // This pod is being deleted, and the platform starts the next one.
+            // The platform starts the next pod.
             Some(_) if is_leaving => self.replaced(uid.as_deref()).await?,
             Some(pod) if !(replaces && applied || is_planned) => pod,
             Some(_) => {

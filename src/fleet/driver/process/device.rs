@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use sluice_config::{Gpu, Launch};
 
-/// MiB that a CUDA context or a monitoring tool may have taken since the value before the start.
+/// MiB that a CUDA context or a monitoring tool may have taken since the start.
 const SLACK_MIB: u64 = 256;
 /// MiB of a CUDA context, which an engine takes before it compares the free memory with its share.
 const CONTEXT_MIB: u64 = 768;
@@ -31,8 +31,7 @@ const READ_INTERVAL: Duration = Duration::from_millis(500);
 /// MiB in use, by device index.
 pub(super) type MemoryInUse = BTreeMap<u16, u64>;
 
-/// A pseudo device that every engine uses. It counts all engines, for an engine with unknown
-/// devices.
+/// A pseudo device of every engine, to count all engines if devices are unknown.
 const ANY_DEVICE: u16 = u16::MAX;
 
 /// Running engines of this process per device.
@@ -146,7 +145,7 @@ impl Devices {
         (!in_use.is_empty()).then_some(in_use)
     }
 
-    /// Waits until memory is back at `baseline`. `None`: it is unknown whether memory is back.
+    /// Waits until memory is back at `baseline`. `None`: unknown whether it is.
     ///
     /// # Errors
     /// The last reading, if memory is not back within `limit`.

@@ -6,9 +6,9 @@
 //! (`mark.rs`).
 //!
 //! The gateway reaps orphans. An engine process whose parent was killed becomes a child of the
-//! gateway, which can wait for it. The gateway waits for the leader, but does not reap it before
-//! [`Driver::stop`]. While the leader is a zombie, the process id is not reused, so a signal to the
-//! group cannot hit another process. So a stop must follow every end.
+//! gateway, which can wait for it. The leader is not reaped before [`Driver::stop`]. While the
+//! leader is a zombie, the process id is not reused, so a signal to the group cannot hit another
+//! process. So a stop must follow every end.
 
 mod device;
 mod engine_log;

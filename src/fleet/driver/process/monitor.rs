@@ -32,8 +32,8 @@ pub(super) struct Monitor {
     pub(super) identity: ProcessIdentity,
     /// Memory in use before the start.
     pub(super) baseline: Option<MemoryInUse>,
-    /// Whether a stop failed because of the memory. The failure was reported, so the next stop does
-    /// not wait for the memory.
+    /// Whether a stop failed and reported that memory was not free, so that the next stop does not
+    /// wait.
     pub(super) memory_reported: AtomicBool,
     shared: Arc<Shared>,
     /// `None` while the engine sleeps next to another one.

@@ -127,8 +127,8 @@ pub(crate) struct Membership<'a> {
 /// The processes of an engine in `table`, including ended ones, but never this process.
 ///
 /// The system does not reuse the id of a session or group that has processes. So the session counts
-/// while it contains the leader or another known process of the engine. Otherwise all processes of
-/// the engine had ended before, and another session may have the id.
+/// while it contains the leader or another known process of the engine. Otherwise the engine had
+/// ended, and another session may have the id.
 pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<ProcessEntry> {
     let own = own_pid();
     let mut found: HashSet<i32> = HashSet::new();

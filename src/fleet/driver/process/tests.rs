@@ -22,7 +22,7 @@ use ports::free_port;
 use sluice_config::ArgValue;
 use sluice_core::vllm::failure::Retryable;
 
-/// A limit that is long enough for a loaded machine. Only a failing test waits that long.
+/// Long enough for a loaded machine; only a failing test waits that long.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 struct Rig {
@@ -196,8 +196,8 @@ async fn a_stop_waits_until_a_port_that_no_process_shows_is_free() {
 
 #[tokio::test]
 async fn children_that_outlive_a_killed_leader_are_stopped_and_an_unrelated_process_of_the_same_name_is_not() {
-    // One child stays in the session, one is in a separate session, and one in a separate session
-    // also dropped the environment.
+    // One child is in the session, one in a separate session, and one in a separate session without
+    // the environment.
     let rig = Rig::new(
         "sh -c 'echo $$ >$DIR/near; exec sleep 600' & setsid sh -c 'echo $$ >$DIR/far; exec sleep 600' &\n\
          setsid env -i DIR=$DIR sh -c 'echo $$ >$DIR/bare; exec sleep 600' &\nwait"

@@ -71,8 +71,7 @@ pub enum Outcome {
     RolledBack(String),
     /// Neither new nor old settings worked so far. The good settings are retried, as after a crash.
     Failed(String),
-    /// Neither worked, and the budget is spent or a retry cannot help. An operator must find the
-    /// cause.
+    /// Neither worked, and no retry is left. An operator must find the cause.
     Held(String),
 }
 

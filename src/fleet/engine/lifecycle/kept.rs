@@ -2,10 +2,9 @@
 //! is a wake instead of a start.
 //!
 //! The change puts the drained engine to sleep, and starts another one next to it. Where the next
-//! start would bring up the old settings, the old engine wakes instead. That is so after a failed
-//! start, a crash before the new settings have settled, or a change back. A wake that fails becomes
-//! a start. At most one engine is kept, so a second change before the first has settled keeps no
-//! other.
+//! start would bring up the old settings, the old engine wakes: after a failed start, a crash
+//! before the new settings have settled, or a change back. A wake that fails becomes a start. At
+//! most one engine is kept, so a second change before the first has settled keeps no other.
 
 use super::change::{Keep, Kept};
 use super::{AfterStop, Lifecycle, Step};

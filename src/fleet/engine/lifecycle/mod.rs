@@ -263,7 +263,6 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             (Step::Stop, Event::Done | Event::EngineLost(_)) if self.leaving => self.step = Step::Off,
             (Step::Stop, Event::Done) => self.stopped(),
-            // The stop continues.
             (Step::Stop, Event::EngineLost(_)) => {}
             (Step::Stop, Event::Failed(failure)) => self.stop_trying(failure.why),
             (Step::Backoff, Event::Done) => self.bring_up(),

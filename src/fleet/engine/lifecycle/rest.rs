@@ -48,7 +48,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         match self.step {
             Step::Drain => self.step = Step::Serve,
             Step::Asleep => self.step = Step::Wake,
-            // An engine that was found although the record says that none runs is stopped first.
+            // An engine that runs against the record is stopped first.
             Step::Idle | Step::Stop => self.stop_then(AfterStop::Start),
             _ => {}
         }

@@ -40,9 +40,9 @@ const COALESCE_MAX: usize = 256 << 10;
 
 enum Sending {
     Done,
-    /// The request is sent in part, and the rest will be sent.
+    /// Sent in part; the rest will be sent.
     Rest(Box<Outgoing>),
-    /// The request is sent in part, and the rest will not be sent.
+    /// Sent in part; the rest will not be sent.
     BrokenOff,
 }
 
@@ -278,7 +278,6 @@ impl Exchange for EngineExchange {
                 if head.status == http::StatusCode::SWITCHING_PROTOCOLS {
                     return Err(ExchangeError::Malformed("the engine switched protocols".to_owned()));
                 }
-                // Interim responses are not forwarded.
                 if !head.status.is_informational() {
                     (self.framing, self.keepalive) = (head.framing, head.keepalive);
                     if !head.status.is_success() {

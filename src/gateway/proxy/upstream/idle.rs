@@ -86,8 +86,7 @@ impl IdleConnections {
         Self(Arc::new(Mutex::new(IdleTable { lists: HashMap::default(), count: 0, most, is_swept: false })))
     }
 
-    /// Takes an open connection whose address `is_current`, and closes the ones that it finds
-    /// before.
+    /// Takes an open connection whose address `is_current`, and closes others before it.
     pub(super) fn take(&self, key: u64, is_current: impl Fn(SocketAddr) -> bool) -> Option<EngineConnection> {
         loop {
             let IdleConnection { mut connection, since } = self.0.lock().pop(key)?;

@@ -76,8 +76,7 @@ impl Rig {
         loop {
             let mut exchange = self.engines.send(&self.to, &request, connection).await?;
             match exchange.head().await {
-                // The connection was closed before this request. As `flow` does, the request is
-                // repeated on a new one.
+                // The connection was closed before; like `flow`, repeats the request on a new one.
                 Err(ExchangeError::Closed(_)) if exchange.reused() => connection = Connection::New,
                 Err(error) => return Err(error),
                 Ok(_) => {

@@ -188,8 +188,8 @@ fn operation(route: Route) -> &'static str {
     }
 }
 
-/// The error for the first span, if the gateway or an engine failed. A request that failed through
-/// the client's fault, or that the client gave up, is no error of a server.
+/// The error for the first span, if the gateway or an engine failed. A request that is the client's
+/// fault, or that the client gave up, is no error of a server.
 fn error(record: &Record) -> Option<&'static str> {
     match record.outcome {
         Outcome::Completed | Outcome::ClientGone | Outcome::Refused => None,

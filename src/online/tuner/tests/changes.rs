@@ -118,7 +118,6 @@ fn limits_that_hold_from_the_beginning_of_a_change_are_put_in_force_then_and_end
     let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW);
     assert_eq!((orders.contains(&TunerOrder::Configure), tuner.limits().0[0].slots), (true, 7), "{orders:?}");
 
-    // The canary has returned.
     let change = EngineChange { changed: Vec::new(), ..tuner.engine_change().unwrap().clone() };
     tuner.engines.phase = at(change, Step::Return(Restart::at(NOW)));
     let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW + SECOND);
