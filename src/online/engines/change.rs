@@ -74,7 +74,7 @@ pub struct EngineChange {
     pub loss_before: f64,
     /// Simulated fall of the mean loss; `None`: not simulated.
     pub forecast: Option<f64>,
-    /// Whether to restart engines even if requests then wait, because the gain is large enough.
+    /// Whether to restart engines even if requests then wait.
     #[serde(default)]
     pub crowded: bool,
     /// Backends that have the new value, or are about to.

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! An engine restarts in `canary`, `promotion` and `return`. In the other steps all engines must
-//! serve. Only [`Phase::enter`] and [`EngineTrial::enter`] make transitions. Debug assertions there
-//! refuse a transition that is not in the picture.
+//! serve. Only [`Phase::enter`] and [`EngineTrial::enter`] make transitions; debug assertions there
+//! refuse any other.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(crate) struct EngineTrial {
     pub(super) missed_before: f64,
     pub(super) waited: usize,
     pub(super) proof: Proof,
-    /// Since when requests have waited because of the bounds on changed engines.
+    /// Since when requests wait because of bounds on changed engines.
     pub(super) held_up: Option<Duration>,
     pub(super) copied: u32,
 }
@@ -104,7 +104,7 @@ impl EngineTrial {
         }
     }
 
-    /// `return` may follow itself, because it begins anew with each engine.
+    /// `return` follows itself, once for each engine.
     pub(super) fn enter(&mut self, next: Step) {
         debug_assert!(self.step.leads_to(&next), "{:?} to {next:?}", self.step);
         self.step = next;

@@ -65,7 +65,7 @@ struct Forecasts {
     errors: Sample,
     /// Attainment with the change minus attainment without.
     attainment: Sample,
-    /// Rise of the loss while one engine is absent and the others have the change.
+    /// Rise of the loss while an engine is absent and the others have the change.
     absence: Sample,
     /// How much less the loss rises while one engine is absent, if only the limits change.
     limits_save: Sample,
@@ -134,8 +134,7 @@ impl Pooled {
         change.errors.add(forecast.error.powi(2));
         change.attainment.add(forecast.attainment - now.attainment);
         change.absence.extend(found.absence_with);
-        // Both costs come from the same simulation, because costs differ more between simulations
-        // than between limits.
+        // Both costs are from one simulation, because simulations differ more than limits.
         change.limits_save.extend(absence.zip(found.absence_under).map(|(now, under)| now - under));
         change.unchanged.extend(found.unchanged.filter(is_known).map(|unchanged| now.loss - unchanged.loss));
         let pooled = Forecast {

@@ -3,8 +3,8 @@
 //! The tuner waits at most [`BLOCKED`] for an engine that is missing or whose restart is blocked.
 //! The canary gets copies until it has served enough of them ([`COPIES_SERVED`], [`COPIES_SOON`]).
 //! Then all engines serve the backlog for at most [`RECOVERY`]. The load of changed engines is
-//! limited to the load that their copies proved. In recovery and promotion, this limit rises a
-//! little each time that requests have waited for [`RAMP`].
+//! limited to the load that their copies proved. In recovery and promotion, it rises a little each
+//! time that requests have waited for [`RAMP`].
 
 use std::time::Duration;
 
@@ -34,10 +34,9 @@ const COPIED: u32 = 3;
 pub(super) const RECOVERY: Duration = Duration::from_secs(300);
 /// Arrivals this soon after the start of a comparison do not count.
 const COMPARISON_SETTLE: Duration = Duration::from_secs(60);
-/// A comparison ends once requests have waited this long for room on the canary.
+/// A comparison ends once requests waited this long for the canary.
 const HELD_UP: Duration = Duration::from_secs(30);
-/// In recovery and promotion, changed engines get higher bounds once requests have waited this
-/// long.
+/// In recovery and promotion, bounds rise once requests waited this long.
 const RAMP: Duration = Duration::from_secs(5);
 /// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);
@@ -270,8 +269,7 @@ impl EngineTuner {
 
     fn recover(&mut self, look: &EngineLook<'_>, since: Duration, orders: &mut Vec<TunerOrder>) {
         let Some(trial) = self.trial_mut() else { return };
-        // Where the engines cannot keep up even without a change, the queue stays, for both arms
-        // alike.
+        // Where unchanged engines cannot keep up either, the queue stays, for both arms alike.
         if look.now >= since + RECOVERY || !trial.is_longer(look.engines_of(&trial.change.pool)) {
             trial.enter(Step::Compared(Measure::at(look.now + COMPARISON_SETTLE)));
             orders.push(TunerOrder::Configure);

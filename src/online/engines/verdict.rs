@@ -26,7 +26,7 @@ const CANARY_CONFIDENCE: f64 = 0.99;
 /// [`PROMISING`] of the forecast.
 pub(super) const COMPARED: (Duration, Duration) = (Duration::from_secs(2_700), Duration::from_secs(3 * 3_600));
 const PROMISING: f64 = 1.0 / 3.0;
-/// After this many batches, the comparison ends if the gain is surely too small to matter.
+/// Batches after which a gain that is surely too small ends the comparison.
 const BATCHES: usize = 12;
 /// ln of the evidence that the canary fails more often. Chance reaches it in at most 1 of 100
 /// comparisons, however often they are looked at.
@@ -66,7 +66,7 @@ impl EngineTuner {
             return;
         };
         let margin = (ENGINE_GAIN * found.control).max(ENGINE_GAIN_MIN);
-        // On overloaded engines, requests of the same minutes fare alike, so that even a large gain
+        // On overloaded engines, requests of the same minutes fare alike, so even a large gain
         // takes long to become certain.
         let is_promising = change.forecast.is_some_and(|gain| gain > 0.0 && -found.change.value >= PROMISING * gain);
         let is_late = look.now >= since + if is_promising { COMPARED.1 } else { COMPARED.0 };

@@ -85,8 +85,7 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
             // A prompt is counted when it ends, but the steps may be earlier.
             let begun = since.map(|page| engine.large_prompts[index] - page.large_prompts[index] - page.running);
             let prompts = begun.fold(0.0, f64::max);
-            // With the other engine's flags, so many prompts without a large step would be a rare
-            // coincidence.
+            // With the other engine's flags, this would be a rare coincidence.
             (prompts * chance <= LN_CHANCE).then(|| {
                 format!(
                     "{name} computes at most {tokens} tokens in a step, in {prompts:.0} longer prompts; {widest} computed more in {:.0} steps",
@@ -97,7 +96,7 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
     })
 }
 
-/// An engine in which requests wait at every look, although it runs far fewer than another engine.
+/// An engine in which requests always wait, although it runs far fewer than another.
 fn sequences(minute: &Minute<'_>) -> Option<String> {
     let looks = || minute.looks.iter().take(minute.of_minute);
     let most_of = |name: &str| {

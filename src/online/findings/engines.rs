@@ -195,8 +195,8 @@ fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), 
     minute.finding(Cause::SlowEngine, name, sentence, evidence, advice)
 }
 
-/// Mean seconds to the first token, and the number of first tokens, between two moments: as the
-/// gateway sees them, and as the engine does.
+/// Mean seconds to first tokens between two moments, and their number: as the gateway sees them,
+/// and as the engine does.
 fn ways(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<[(f64, f64); 2]> {
     let (from, to) = (from.backend(name)?, to.backend(name)?);
     let (before, now) = (from.engine?, to.engine?);

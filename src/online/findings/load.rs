@@ -120,8 +120,8 @@ fn longer(minute: &Minute<'_>) -> Option<Finding> {
     Some(minute.finding(Cause::LongerPrompts, "", sentence, evidence, advice))
 }
 
-/// A number of arrivals that the expected number certainly exceeds: the seen number less four
-/// standard deviations.
+/// A number that the expected arrivals certainly exceed: the seen arrivals less four standard
+/// deviations.
 fn surely(arrivals: f64) -> f64 {
     arrivals - 4.0 * arrivals.max(0.0).sqrt()
 }

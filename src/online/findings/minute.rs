@@ -32,8 +32,8 @@ pub(super) struct Compared<'a> {
     pub(super) looks: &'a [&'a Facts],
     /// How many of `looks` are of the last minute.
     pub(super) recent: usize,
-    /// The facts to compare with: the earliest facts, the last facts before the earliest present
-    /// change of the load, and the seconds in between.
+    /// The facts to compare with: the earliest, the last before the first present change of the
+    /// load, and the seconds in between.
     pub(super) past: Option<(&'a Facts, &'a Facts, f64)>,
 }
 

@@ -147,8 +147,7 @@ impl Findings {
     /// Compares the facts at `now`, the time since the start.
     pub fn look(&mut self, facts: Facts, now: Duration) -> Change {
         let recent = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= now);
-        // The past ends before the first known change, which would otherwise be compared with
-        // itself.
+        // The past ends before the first known change.
         let changed = self.known.values().filter(|seen| seen.finding.is_change).map(|seen| seen.from).min();
         let calm = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= changed.unwrap_or(now)).or(recent);
         let found = match recent {

@@ -63,8 +63,8 @@ pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
 const OTHER_RATE: f64 = 2.0;
 /// The same for the Hellinger distance of the prompt lengths.
 const OTHER_LENGTHS: f64 = 0.35;
-/// How long a change that failed is not tried again: the first time, and at most. The bound matters
-/// when the load changes without being noticed.
+/// How long a failed change stays closed: the first time, and at most. The bound matters when a
+/// change of load goes unnoticed.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(24 * 3_600));
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;
@@ -103,7 +103,7 @@ pub(crate) struct Asked {
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     Watching,
-    /// The earliest end of settling, the latest end if requests wait, and the change on trial.
+    /// The earliest end, the latest end if requests wait, and the change on trial.
     Settling(Duration, Duration, Option<Box<LimitsTrial>>),
     Measuring(Box<LimitsTrial>),
     Asking(Box<Asked>),
@@ -226,8 +226,8 @@ impl Controller {
         self.pause(now);
     }
 
-    /// Drops a suggestion, and waits as after a change of the engines. A caller ends a trial first,
-    /// by [`stand_back`](Self::stand_back).
+    /// Drops a suggestion, and waits as after a change of the engines. End a trial first
+    /// ([`stand_back`](Self::stand_back)).
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
         (self.latest, self.engines_since) = (now, now);

@@ -39,8 +39,8 @@ const IDLE: f64 = 0.25;
 const DEMAND_MARGIN: f64 = 1.5;
 /// Lowered slots stay above this multiple of the demand.
 const NEED_MARGIN: f64 = 1.15;
-/// The slots of all backends together also stay above the demand plus this multiple of the demand's
-/// square root, which random arrivals exceed 2 % of the time.
+/// All lowered slots together also stay above the demand plus this multiple of its square root,
+/// which random arrivals exceed 2 % of the time.
 const NEED_DEVIATIONS: f64 = 2.0;
 /// Lowered slots also stay above this multiple of the sequences of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;
@@ -194,8 +194,8 @@ impl Proposer<'_> {
         }
     }
 
-    /// Raises the limits that hold requests up. Long prompts wait for permits, other prompts for
-    /// slots and prompt tokens. The limits of the kind of prompts that waits come first.
+    /// Raises the limits that hold requests up. Long prompts wait for permits, others for slots and
+    /// prompt tokens. Limits of the prompts that wait come first.
     fn raise(&mut self, why: &str) {
         let (usage, own) = (self.seen.usage, self.own());
         let lengths = &self.seen.lengths;
@@ -424,7 +424,7 @@ mod tests {
     fn slots_are_not_lowered_below_the_demand_and_two_of_its_standard_deviations() {
         let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
         let mut pool = PoolWindow::new(Duration::ZERO);
-        // 48 requests/s that take one second each are 24 at once on each of two backends. A step
+        // 48 requests/s of one second are 24 at once on each of two backends. A step
         // alone would lower 40 slots to 28.
         for second in 0..20 {
             (0..48).for_each(|_| {

@@ -3,8 +3,8 @@
 //!
 //! The loss is 0 if all objectives were met, otherwise 1 + log2(r) / 5, at most 3, where r is the
 //! largest ratio of a time to its bound. A request that was shed, or got no first byte in time,
-//! loses 4. So the mean loss is at least the share of misses. Where all requests miss, it still
-//! falls if they miss by less or if fewer are shed.
+//! loses 4. So the mean loss is at least the share of misses, and where all miss, it still falls if
+//! they miss by less or fewer are shed.
 
 use std::time::Duration;
 

@@ -76,7 +76,7 @@ impl Recent {
     }
 
     /// All requests by arrival. Unknown outputs become the median of similar prompts. Requests that
-    /// have waited since before the first known arrival are moved to that arrival.
+    /// wait since before the first known arrival are moved to it.
     pub fn all(&self) -> Vec<RecentRequest> {
         let first = self.ended.iter().map(|one| one.at).min().unwrap_or_default();
         let waiting = self.waiting.iter().map(|one| RecentRequest { at: one.at.max(first), ..one.clone() });

@@ -16,7 +16,7 @@ use super::usage::Usage;
 pub const BATCH: Duration = Duration::from_secs(5);
 /// 40 minutes of batches.
 const BATCHES_MAX: usize = 480;
-/// A queue with more requests per backend is long, and the requests in it count as late.
+/// With more requests per backend a queue is long, and requests in it count as late.
 const LONG_QUEUE: usize = 16;
 /// The loss of a request in a long queue. It is the most that a served request loses.
 const LOSS_OF_WAITING: f64 = 3.0;

@@ -6,8 +6,8 @@
 //! fitted share of misses is allowed. If no seen load was too high, the capacity is one step above
 //! the highest, or [`FAR`] times it if requests stayed far below their bounds.
 //!
-//! A miss counts at the highest load of the last [`BLAME`] minutes, because the load when the
-//! request arrived caused it. Bounds: [`CLASSES`].
+//! A miss counts at the highest load of the last [`BLAME`] minutes, because the load at arrival
+//! caused it. Bounds: [`CLASSES`].
 
 use std::collections::{BTreeMap, VecDeque};
 

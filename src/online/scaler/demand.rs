@@ -24,7 +24,7 @@ const MOST: f64 = 1e12;
 const SLOPE: usize = 20;
 /// The demand a day before is averaged over this many minutes to each side.
 const SMOOTH: usize = 3;
-/// Minutes of the day before whose mean is compared with the level and lags as much.
+/// Minutes of the day before whose mean is compared with the level; it lags as much.
 const LAG: usize = 8;
 const ERRORS: usize = 720;
 /// Errors that a quantile needs.
@@ -157,8 +157,8 @@ impl Demand {
         (level + slope * certain * ahead as f64).max(0.0)
     }
 
-    /// Mean demand around the minute that is a day before `ahead` minutes from now: over `before`
-    /// minutes before that minute, and `after` minutes after it.
+    /// Mean demand a day before `ahead` minutes from now, over `before` minutes before that minute
+    /// and `after` minutes after it.
     fn then(&self, ahead: usize, before: usize, after: usize) -> Option<f64> {
         let at = (self.minutes.len() + ahead).checked_sub(DAY + 1)?;
         let around = self.minutes.range(at.saturating_sub(before)..(at + after + 1).min(self.minutes.len()));

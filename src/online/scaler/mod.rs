@@ -251,7 +251,7 @@ impl Scaler {
         let Minute { from, tally, in_flight: (first, last), ready, looks } = self.minute;
         let seconds = (now - from).as_secs_f64();
         let more = last as f64 - first as f64;
-        // Requests with unknown work, and requests still in flight, count with the mean work.
+        // Requests with unknown work, or in flight, count with the mean work.
         let others = tally.ended - tally.known.0 + more;
         let demand = (tally.known.1 + others * self.work.1).max(0.0) / seconds;
         self.demand.push(demand, self.ahead());

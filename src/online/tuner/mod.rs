@@ -1,7 +1,7 @@
 //! The tuner of a whole configuration: one [`Controller`] for each group of pools that serve the
 //! same models.
 //!
-//! When a limit moves, pools of a group take requests from each other, so they are judged together.
+//! When a limit moves, pools of a group take each other's requests, so they are judged together.
 
 mod groups;
 pub mod report;
@@ -194,8 +194,8 @@ impl Tuner {
         self.after_engines(engines, orders, observer, now)
     }
 
-    /// Undoes a trial of limits in a pool whose engines begin to change, because the change of
-    /// engines was simulated without the trial. Returns the same as [`step`](Self::step).
+    /// Undoes a trial of limits in a pool whose engines begin to change, because that was simulated
+    /// without the trial. Returns the same as [`step`](Self::step).
     fn end_trial(&mut self, observer: &Observer, now: Duration) -> bool {
         let Some(pool) = self.engines.change().map(|change| &change.pool) else { return false };
         let tries = |group: &&mut Group| group.controller.names().contains(pool) && group.controller.is_trying();
