@@ -18,7 +18,7 @@ const HEALTH_BYTES: usize = 1 << 20;
 pub enum Unhealthy {
     /// It loads the model.
     Loading,
-    /// It has no health page of the configured kind; the response, in words.
+    /// It has no health page of the configured kind. The text describes the response.
     Unlike(String),
     /// Any other reason, in words.
     Down(String),

@@ -16,7 +16,7 @@ enum Term {
     /// No gateway is elected: each one runs its own engines.
     #[default]
     Always,
-    /// This gateway leads until then; `None`: another one may lead.
+    /// This gateway leads until this moment; `None`: another one may lead.
     Elected(Option<Instant>),
 }
 
@@ -34,7 +34,7 @@ impl Term {
 pub struct Lead(watch::Sender<Term>);
 
 impl Lead {
-    /// Lets the gateway act until then; `None`: not at all.
+    /// Lets the gateway act until this moment; `None`: not at all.
     pub fn set(&self, until: Option<Instant>) {
         self.0.send_replace(Term::Elected(until));
     }

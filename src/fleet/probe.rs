@@ -65,7 +65,7 @@ struct ProbeState {
     engine: EngineKind,
     /// When the backend was last asked for its kind.
     kind_at: Option<Instant>,
-    /// Whether the backend has answered that since it came up.
+    /// Whether the backend has shown its kind since it came up.
     is_kind_known: bool,
     /// When the routes were read since the backend came up.
     routes_at: Option<Instant>,

@@ -1,6 +1,6 @@
 //! Makes as many engines of a pool run as autoscaling wants.
 //!
-//! Called once a second. Engines that serve or soon will are available:
+//! Called once a second. Engines that serve or will soon serve are available:
 //!
 //! | available | action |
 //! |---|---|

@@ -12,9 +12,9 @@
 //!
 //! No request starves: the engine that had the last turn gets the next one only if no requests wait
 //! for another engine, however long its own queue is. Among the others the oldest request decides.
-//! A drain has no time limit, but takes no new request. So a waiting request waits for the longest
-//! running request of that engine, not for later ones. Time is a parameter. Bound: one engine and
-//! one moment for each shared device.
+//! A drain has no time limit, but a draining engine takes no new request. So a waiting request
+//! waits for the longest running request of that engine, not for later ones. Time is a parameter.
+//! Bound: one engine and one moment for each shared device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

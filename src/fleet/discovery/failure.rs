@@ -1,5 +1,5 @@
-//! Why a pod does not come up, or why the engine in it ended, from the pod's status, in the classes
-//! of all engines.
+//! Finds in a pod's status why the pod does not come up or why the engine in it ended. The failures
+//! have the classes of all engines.
 //!
 //! The last lines of an ended container (`terminationMessagePolicy: FallbackToLogsOnError`, as in
 //! the chart) are diagnosed like a process's log. Messages of the platform are cut to

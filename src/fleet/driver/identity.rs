@@ -33,7 +33,7 @@ pub enum EngineIdentity {
     Pod {
         /// The uid of the pod.
         uid: String,
-        /// Restarts of the container when it was started or adopted.
+        /// Restarts of the container when the engine was started or adopted.
         restarts: i32,
     },
     /// An engine that the gateway does not start.

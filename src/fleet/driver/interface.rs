@@ -44,7 +44,7 @@ pub enum EngineStatus {
     Running,
     /// The engine ended by itself and was not cleaned up by a stop.
     Ended(Exit),
-    /// Unknown here.
+    /// The driver cannot find out the state.
     Unknown,
 }
 
@@ -108,7 +108,7 @@ pub enum AdapterRank {
     UpTo(i64),
     /// No adapters can be loaded: the reason and the remedy.
     None(String),
-    /// Unknown here.
+    /// The driver cannot find out the rank.
     Unknown,
 }
 

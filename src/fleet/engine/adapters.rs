@@ -48,7 +48,7 @@ pub(super) async fn load(context: &EngineContext) -> Result<(), StepFailure> {
 }
 
 /// Whether a served adapter is the one in `folder`. True if the engine reports no absolute path,
-/// which cannot be compared.
+/// because others cannot be compared.
 fn is_from(served: &ServedModel, folder: &Path) -> bool {
     let Some(root) = served.root.as_deref().map(Path::new).filter(|root| root.is_absolute()) else { return true };
     match (root.canonicalize(), folder.canonicalize()) {

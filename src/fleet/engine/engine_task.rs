@@ -63,7 +63,7 @@ impl EngineHandle {
     /// Begins to drain the engine, which then sleeps or is stopped, because it is not wanted now.
     ///
     /// # Errors
-    /// It does not fit the present step, or the engine is being shut down.
+    /// A rest does not fit the present step, or the engine is being shut down.
     pub(crate) async fn rest(&self) -> CommandResult {
         let context = &self.context;
         let sleeps = context.driver().sleeps(&context.settings());

@@ -26,7 +26,7 @@ impl History {
         self.restarts += u64::from(std::mem::replace(&mut self.known, true));
     }
 
-    /// An engine was started or found.
+    /// Notes that an engine was started or found.
     pub(crate) fn running(&mut self, engine: &EngineIdentity) {
         self.known = true;
         self.started = Some(start_of(engine).unwrap_or_else(now));

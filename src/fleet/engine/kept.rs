@@ -150,8 +150,8 @@ pub(super) async fn stop_aside(context: &EngineContext, rules: StopRules) -> Res
     Ok(())
 }
 
-/// While the present engine serves, stops a kept one that is not needed, is kept for too long, or
-/// fills a short host memory.
+/// While the present engine serves, stops a kept one that is not needed, was kept for too long, or
+/// takes memory of which the host is short.
 pub(super) async fn watch(context: &Arc<EngineContext>) -> Infallible {
     loop {
         let why = why_not_kept(context).await;

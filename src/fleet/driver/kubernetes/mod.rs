@@ -54,7 +54,8 @@ pub struct PodDriver {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The uid of the pod, and the restarts of the container when it was started or adopted.
+    /// The uid of the pod, and the restarts of the container when the engine was started or
+    /// adopted.
     current: Option<(String, i32)>,
     /// The pod of the stopped engine. It still runs, and the next start replaces it.
     stopped: Option<String>,

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use sluice_config::{Gpu, Launch};
 
-/// MiB that a CUDA context or a monitoring tool may have taken since the start.
+/// MiB that a CUDA context or a monitoring tool may have taken since the engine's start.
 const SLACK_MIB: u64 = 256;
 /// MiB of a CUDA context, which an engine takes before it compares the free memory with its share.
 const CONTEXT_MIB: u64 = 768;

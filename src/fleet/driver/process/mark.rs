@@ -2,8 +2,8 @@
 //!
 //! `FOLDER#BACKEND#TOKEN.START`: the state folder, the backend, a digest of both by the folder's
 //! random key, and the start time. Only the gateway's user can read the key and the environment. So
-//! neither a process in a forged journal, nor one with the id of an ended engine, has the token. A
-//! process must also belong to the gateway's user ([`carries`]).
+//! neither a process that a forged journal names, nor one with the id of an ended engine, has the
+//! token. A process must also belong to the gateway's user ([`carries`]).
 //!
 //! Marks of an earlier version have no token. The gateway takes over an engine with such a mark
 //! only if mark, process id and start time are exactly as in the journal.
@@ -111,9 +111,9 @@ impl Marks {
 }
 
 /// Whether `table` has this user's engine of this identity: a process, not older than the engine,
-/// carries its mark. For a gateway of root, the leader may have changed user. Otherwise a process
-/// of another user never counts, even with the mark. The session and group of the gateway itself
-/// are never an engine.
+/// carries the engine's mark. For a gateway of root, the leader may have changed user. Otherwise a
+/// process of another user never counts, even with the mark. The session and group of the gateway
+/// itself are never an engine.
 pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> bool {
     let own = table.iter().find(|entry| entry.pid == table::own_pid());
     let is_own = |id: i32| own.is_some_and(|own| [own.pid, own.group, own.session].contains(&id));

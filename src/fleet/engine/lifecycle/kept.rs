@@ -49,14 +49,14 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.kept.as_ref().is_none_or(|kept| kept.keep == Keep::Settling && self.is_settled())
     }
 
-    /// The tuner has ended the change.
+    /// Notes that the tuner has ended the change.
     pub(crate) fn end_trial(&mut self) {
         let change = self.change.as_mut().and_then(|change| change.keep.as_mut());
         let kept = self.kept.as_mut().map(|kept| &mut kept.keep);
         change.into_iter().chain(kept).for_each(|keep| *keep = Keep::Settling);
     }
 
-    /// The engine that slept next to this one is gone, or is being stopped.
+    /// Notes that the engine that slept next to this one is gone, or is being stopped.
     pub(crate) fn forget_kept(&mut self) {
         self.kept = None;
     }
