@@ -4,7 +4,7 @@
 //! nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush, unless the
 //! caller corks the socket because more bytes follow at once.
 //!
-//! pingora owns the socket while a request is served; the request path reaches it through a
+//! pingora owns the socket while a request is served; the request path reaches the socket through a
 //! `ClientHandle`.
 
 use std::io::{self, IoSlice};
