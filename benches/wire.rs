@@ -1,7 +1,9 @@
-//! The cost of parsing: bodies of several sizes, and a stream of 64 events in few and many chunks.
+//! The cost of parsing bodies of several sizes, and a stream of 64 events in few and in many
+//! chunks.
 //!
-//! The whole proxy may take 72 us for an unpaced stream of 64 events, 180 us with a prompt of 400
-//! KB, of which parsing should take about 10 us and 60 us. `cargo bench --bench wire`.
+//! The whole proxy may take 72 us for an unpaced stream of 64 events, and 180 us for a prompt of
+//! 400 KB. Parsing should take about 10 us and 60 us of these. The command is `cargo bench --bench
+//! wire`.
 
 use std::hint::black_box;
 
@@ -42,7 +44,8 @@ fn read(c: &mut Criterion) {
     for (name, unit) in [
         ("code", "    let x = f(\"a\", 1);\n\treturn x;\n"),
         ("cjk", "\u{6f22}\u{5b57}\u{3068}\u{304b}\u{306a}\u{3002}"),
-        // A client can send a text in which every character is escaped.
+        // A text of line breaks is measured because a client can send a text in which every
+        // character is escaped.
         ("line breaks", "\n"),
         ("code units", "\u{1}"),
     ] {
@@ -89,7 +92,7 @@ fn meter(c: &mut Criterion) {
     }
 }
 
-/// A separate module, because the macro's public function has no documentation.
+/// A separate module for the macro, because the public function that it makes has no documentation.
 mod group {
     use super::{meter, read};
     criterion::criterion_group!(benches, read, meter);
