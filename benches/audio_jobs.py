@@ -53,8 +53,7 @@ def worker(port):
             with turn:
                 begun = time.monotonic()
                 time.sleep(length / BYTES_OF_A_SECOND * WORK_OF_A_SECOND)
-            # The worker answers with the moment at which the work began, because the clock is the
-            # same in all processes of a machine.
+            # The answer is the moment at which the work began, by the clock of the machine.
             self.reply(f"{begun}".encode())
 
         def reply(self, body):
@@ -125,7 +124,7 @@ def play(port, plan, started):
 
     def one(job):
         arrival, length = job
-        # The body is made before the job's time of arrival, so that making it delays nothing.
+        # The body is made before the job arrives, so that this delays nothing.
         body = b"\0" * int(length * BYTES_OF_A_SECOND)
         time.sleep(max(0.0, started + arrival - time.monotonic()))
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)

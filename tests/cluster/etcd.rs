@@ -48,7 +48,7 @@ pub(crate) enum Mood {
 #[derive(Debug, Default)]
 struct State {
     revision: u64,
-    /// Value of each key and the revision that wrote it; the key is in base64.
+    /// Value and revision of each key; the key is in base64.
     values: BTreeMap<String, (Vec<u8>, u64)>,
     mood: Mood,
 }

@@ -16,8 +16,8 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// The lease in tests of the election. It is longer than in other tests, because a gateway that
-/// gets no processor for most of a lease would lose the lead.
+/// A longer lease than in other tests, because a gateway that gets no processor for most of its
+/// lease would lose the lead.
 pub(super) const TERM_LEASE: Duration = Duration::from_secs(3);
 /// Maximum time until another gateway leads. It consists of a lease on a clock that is a tenth too
 /// slow, a round of the election, and delays of a machine under load.
@@ -233,8 +233,7 @@ async fn a_killed_leader_is_followed(store: Store) {
     let counts = clients.end().await;
     let of = |count: &AtomicU64| count.load(Relaxed);
     assert_eq!(of(&counts.lost), 0, "{counts:?}\n{}", trio.logs());
-    // Only streams were cut that had begun at the killed gateway before the count of begun streams,
-    // or during the count.
+    // Streams had begun at the killed gateway, some of them while they were counted.
     assert!(of(&counts.cut) <= STREAMS as u64, "{counts:?}");
     assert!(of(&counts.whole) > 20, "{counts:?}");
     let record = trio.store.value_of(KEY).await.unwrap();

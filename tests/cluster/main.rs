@@ -200,8 +200,7 @@ async fn limits_hold(mode: &'static str, store: Store) {
     // taken. So the limit may be exceeded by this share.
     let last = i64::try_from(world.gateways[1].share().await).unwrap();
     world.gateways[1].signal(Signal::SIGSTOP);
-    // Meanwhile the requests of the frozen gateway run to their end on the engines. The kernel
-    // keeps the tokens until the gateway goes on.
+    // Meanwhile the engines end the requests of this gateway, and the kernel keeps their tokens.
     sleep(LEASE * 2).await;
     world.recovers("a gateway was stopped", &load).await;
     world.check("a gateway was stopped", ALL);

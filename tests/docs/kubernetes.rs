@@ -50,9 +50,8 @@ fn the_sample_for_kubernetes_fits_the_gateway() {
         assert_eq!(container[probe]["httpGet"]["path"], path);
         assert_eq!(container[probe]["httpGet"]["port"], "http");
     }
-    // The grace period, after which Kubernetes kills the container, must be long enough for lame
-    // duck and drain. The lame duck must be long enough for the failed probes after which a pod
-    // gets no requests.
+    // Kubernetes kills the container after the grace period. It sends requests to a pod until a few
+    // probes have failed.
     let probe = |field: &str| container["readinessProbe"][field].as_u64().unwrap();
     let noticed = probe("periodSeconds") * probe("failureThreshold");
     assert!(config.server.lame_duck.as_secs() > noticed, "{:?} is too short", config.server.lame_duck);

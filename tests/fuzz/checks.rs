@@ -37,8 +37,8 @@ pub(crate) fn request(body: &[u8]) {
     }
 }
 
-/// A form whose boundary is `x`. If the form names a model and the gateway replaces it, the gateway
-/// reads the new model from the edited form.
+/// A form whose boundary is `x`. If it names a model, the gateway reads the new model from the
+/// edited form.
 pub(crate) fn form(body: &[u8]) {
     let content_type = "multipart/form-data; boundary=x";
     for route in Route::ALL {
@@ -53,9 +53,8 @@ pub(crate) fn form(body: &[u8]) {
     }
 }
 
-/// A stream, which is fed in pieces; the first byte sets the length of a piece. If the gateway
-/// strips no usage, the bytes do not change. Neither bytes nor measurements depend on the length of
-/// the pieces.
+/// A stream in pieces, whose length the first byte sets. Without stripping the bytes do not change.
+/// Neither bytes nor measurements depend on the pieces.
 pub(crate) fn sse(input: &[u8]) {
     let Some((first, stream)) = input.split_first() else { return };
     let now = Instant::now();

@@ -1,8 +1,7 @@
 //! Replays the corpus of fuzzing through the checks.
 //!
-//! `corpus/NAME/` has the inputs of the check NAME: inputs that reach different code, and one input
-//! for each failure that fuzzing found. `.github/CONTRIBUTING.md` describes how to fuzz and how to
-//! add inputs.
+//! `corpus/NAME/` has the inputs of the check NAME, with one for each failure that fuzzing found.
+//! `.github/CONTRIBUTING.md` describes how to fuzz and how to add inputs.
 
 mod checks;
 

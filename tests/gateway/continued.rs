@@ -76,8 +76,7 @@ fn requests(model: &str) -> Vec<Vec<u8>> {
     (0..6).map(chat).chain((0..completions).map(completion)).collect()
 }
 
-/// Sends the requests at once and returns all responses. Calls `fails` when every client has
-/// [`BEGUN`] events.
+/// Sends the requests, and calls `fails` when every client has [`BEGUN`] events.
 async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl AsyncFnOnce()) -> Vec<Response> {
     let mut clients: Vec<TestClient> = Vec::new();
     for request in requests {

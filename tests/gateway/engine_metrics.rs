@@ -39,8 +39,7 @@ async fn an_engine_that_ends_at_once_is_counted_and_one_that_serves_has_a_start_
     assert_eq!((of("restarts_total", &[ends]).await, of("crashes_total", &[ends]).await), (2.0, 3.0));
     assert_eq!((of("restarts_total", &[serves]).await, of("crashes_total", &[serves]).await), (0.0, 0.0));
     assert_eq!(of("phase", &[serves]).await, 1.0, "one phase at a time");
-    // The start time of a process is relative to the time of the boot, which Linux shows in whole
-    // seconds, so it may be wrong by a second.
+    // A start time is relative to the time of the boot, which Linux shows in whole seconds.
     let started = of("start_seconds", &[serves]).await;
     assert!(begun - 2.0 <= started && started <= now() + 2.0, "{begun} {started}");
     let page = gateway.page().await;

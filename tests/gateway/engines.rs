@@ -214,8 +214,7 @@ async fn a_worker_that_does_not_notice_that_its_client_left_keeps_its_slot() {
     next.send(speech(2)).await;
     eventually("it waits", async || gateway.load() == (1, 1)).await;
     drop(leaves);
-    // A third client leaves the queue. When the gateway has noticed this, it has also had time to
-    // notice that the first client left.
+    // When the gateway notices that a third client leaves, it has had time to notice the first one.
     let mut waits: TestClient = gateway.client().await;
     waits.send(speech(3)).await;
     eventually("two wait", async || gateway.load() == (1, 2)).await;

@@ -28,8 +28,7 @@ struct Rig {
     _folder: tempfile::TempDir,
     driver: ProcessDriver,
     port: u16,
-    /// Ids of the session leaders that were started. They are killed at the end, so that a failed
-    /// test leaves no process behind.
+    /// Session leaders that were started, to be killed even if the test fails.
     started: Mutex<Vec<i32>>,
 }
 

@@ -1,5 +1,5 @@
-//! Requests that are made to confuse a server. Each gets the one right response, and the gateway
-//! closes the connection after it if the next request could not be found.
+//! Requests that are made to confuse a server. Each gets the one right response, and the connection
+//! ends if the next request cannot be found.
 //!
 //! The statuses are the same as those of nginx 1.22, with these exceptions: nginx answers 501 where
 //! the gateway answers 400 (`chunked` twice, an empty or unknown last coding, a parameter), answers

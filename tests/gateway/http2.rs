@@ -109,8 +109,7 @@ async fn both_versions_are_served_on_one_port() {
         assert_eq!(client.request("POST", "/v1/chat/completions", CHAT).await, (StatusCode::OK, COMPLETION.to_owned()));
         assert_eq!(first.request(chat(CHAT)).await.text(), COMPLETION);
     }
-    // The gateway takes neither for the other, even if a request of HTTP/1.1 or the preface of
-    // HTTP/2 arrives byte by byte.
+    // A request and the preface arrive byte by byte. Neither is mistaken for the other.
     let mut slow = gateway.client().await;
     slow.send_bytewise(&chat(CHAT)).await;
     assert_eq!(slow.response().await.text(), COMPLETION);

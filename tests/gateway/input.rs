@@ -134,7 +134,7 @@ async fn a_model_named_inside_the_prompt_is_ignored() {
     // The key `\u006dodel` is `model`.
     let escaped = r#"{"\u006dodel":"none","messages":[]}"#;
     gateway.request(chat(escaped)).await.is(404, "model_not_found");
-    // The gateway replaces the alias only where it is the value of `model`, not in other text.
+    // The alias is replaced only as the value of `model`, not in other text.
     let alias = r#"{"messages":[{"role":"user","content":"\"model\":\"alias\""}],"model":"alias"}"#;
     assert_eq!(gateway.request(chat(alias)).await.status(), 200);
     let renamed = alias.replace(r#","model":"alias"}"#, r#","model":"m"}"#);
@@ -267,8 +267,7 @@ async fn one_connection_serves_many_requests_on_both_sides() {
     }
     let connections: std::collections::HashSet<usize> = engine.seen().iter().map(|seen| seen.connection).collect();
     assert_eq!(connections.len(), 1, "the connection to the engine is reused");
-    // If the client sends `connection: close`, the gateway closes the connection after the
-    // response.
+    // The gateway obeys a client's `connection: close`.
     let closing = post("/v1/chat/completions", "connection: close\r\n", CHAT.as_bytes());
     assert_eq!(client.request(closing).await.text(), COMPLETION);
     client.closed().await;

@@ -229,8 +229,8 @@ async fn a_prompt_that_one_engine_cannot_take_goes_to_one_with_a_higher_limit() 
     let moved = gateway.metric("sluice_retries_total", &["reason=\"not_served\""]).await;
     assert!(moved <= 1.0, "the limit is remembered: {moved}");
     small.set_list(200, r#"{"data":[{"id":"m","max_model_len":1024}]}"#);
-    // The gateway does not refuse a prompt because of an estimate. If the prompt is probably too
-    // long for every engine, it asks one of them.
+    // An estimate alone is no reason to refuse. If the prompt is probably too long for every
+    // engine, one is asked.
     let only_small = over(&[&small], "").await;
     let answer = only_small.request(post("/v1/chat/completions", "", format!("{{{long}}}").as_bytes())).await;
     assert!(answer.status() == 400 && answer.text().contains("maximum context length"), "{}", answer.text());

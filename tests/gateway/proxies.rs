@@ -80,7 +80,7 @@ async fn a_proxy_header_names_the_client_of_a_connection() {
     let (http2, _driver) = crate::http2_client::over(socket).await;
     assert_eq!(http2.request("POST", "/v1/nothing", "{}").await.0, 404);
     assert_eq!(clients(&log, 3).await[2], "192.0.2.33");
-    // Clients at an address that is no trusted proxy connect without a PROXY header.
+    // A client that is no trusted proxy connects without a header.
     let mut other = TestClient::between("127.0.0.2:0".parse().unwrap(), gateway.address()).await;
     other.request(unknown("")).await.is(404, "route_not_found");
     assert_eq!(clients(&log, 4).await[3], "127.0.0.2");

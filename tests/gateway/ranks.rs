@@ -1,8 +1,7 @@
 //! The data-parallel ranks of one server: exact limits for each rank, the header that chooses a
 //! rank, and prompts that return to the rank that has their beginning in its cache.
 //!
-//! Tests that depend on the schedulers of the server use a simulated server. Tests that depend on
-//! the bytes of answers use a scripted engine.
+//! Tests of schedulers use a simulated server, and tests of answers a scripted engine.
 
 use std::time::Duration;
 

@@ -115,8 +115,7 @@ async fn a_client_that_takes_longer_than_its_pause_for_one_write_gets_every_byte
     let (client, _driver) = reluctant(&gateway).await;
     let mut slow = client.chat(STREAMED).await.head().await.into_body();
     eventually("all but the first write waits", async || held(&gateway).await > 100_000.0).await;
-    // The client reads more than the gateway writes at once. This takes three times as long as
-    // `timeouts.send` permits for one pause.
+    // The client takes three times `timeouts.send` for more bytes than the gateway writes at once.
     let mut read = String::new();
     for _ in 0..10 {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -143,7 +142,7 @@ async fn an_http1_client_that_does_not_read_holds_no_slot() {
     client.send(chat(STREAMED)).await;
     eventually("the engine has the request", async || engine.count() == 1).await;
     eventually("the slot is free", async || gateway.load() == (0, 0)).await;
-    // The kernel's buffers take only a part of the response, so the rest waits in the gateway.
+    // The kernel's buffers have room for only a part of the response.
     eventually("the rest waits", async || held(&gateway).await > 0.0).await;
     let response = client.response().await;
     assert!(response.whole && response.text().matches('#').count() == TOKENS * TOKEN);

@@ -13,8 +13,8 @@ use crate::commands::run;
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// Whether no server listens at the address. A connection of the socket to itself does not count:
-/// the kernel makes one if it picks the destination's port as source.
+/// Whether no server listens at the address. A socket that the kernel has connected to itself does
+/// not count.
 pub(crate) async fn refused(address: SocketAddr) -> bool {
     match tokio::net::TcpStream::connect(address).await {
         Ok(connection) => connection.local_addr().unwrap() == address,

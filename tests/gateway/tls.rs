@@ -178,8 +178,8 @@ async fn an_https_engine_is_used_for_requests_and_probes_and_its_connection_is_k
     assert_eq!(gateway.state(0), "ready", "probed inside TLS");
     for number in 1..=3 {
         assert_eq!(gateway.request(chat(CHAT)).await.text(), COMPLETION);
-        // When the request has been recorded, the gateway has put the connection to the engine
-        // aside for the next request.
+        // When the gateway has recorded the request, it has put the connection aside for the next
+        // one.
         gateway.recorded("completed", f64::from(number)).await;
     }
     let long = CHAT.replace("hi", &"word ".repeat(400_000));
@@ -216,8 +216,8 @@ async fn an_engine_that_cannot_be_trusted_gets_no_request() {
     let addressed = files.ca.issue(&["127.0.0.1"]);
     let itself = Issued::self_signed(&["127.0.0.1"]);
     std::fs::write(files.path("itself.pem"), &itself.certificate).unwrap();
-    // Each case has the engine's certificate, whether the engine requests a client certificate, the
-    // `tls` table of the pool, and whether the gateway uses the engine.
+    // A case has the engine's certificate, whether the engine requests a client certificate, the
+    // `tls` table, and whether the gateway uses the engine.
     let cases = [
         (&addressed, false, right.clone(), true),
         (&addressed, false, format!("ca = {}", file("other.pem")), false),

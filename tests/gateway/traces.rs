@@ -26,8 +26,7 @@ async fn without_tracing_the_context_of_a_client_passes_unchanged_and_is_logged(
         assert_eq!(gateway.request(traced(parent)).await.status(), 200);
         let seen = &engine.seen()[number];
         assert_eq!((seen.header("traceparent"), seen.header("tracestate")), (Some(parent), Some("vendor=1,other=2")));
-        // The gateway writes the line of a request after its response, so the test waits for the
-        // line.
+        // The gateway writes the line of a request after the response.
         access_log(&log, number + 1).await;
     }
     let lines = access_log(&log, 2).await;

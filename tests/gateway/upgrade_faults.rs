@@ -188,8 +188,7 @@ async fn an_engine_that_is_no_longer_configured_runs_until_the_old_one_has_ended
     let mut old = home.start().await;
     let mut running = TestClient::to(old.client).await;
     running.send(long_stream(150)).await.until("content").await;
-    // The new configuration has the same engine under another name and port, which counts as
-    // another engine.
+    // The same engine under another name and port counts as another engine.
     let text = std::fs::read_to_string(home.config()).unwrap();
     let port = crate::ports::free_port();
     let text: Vec<String> = text

@@ -43,7 +43,7 @@ async fn read_head(socket: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Starts an engine. Returns its URL and a channel with the heads of the requests that it gets.
+/// Starts an engine. The heads of its requests come through the channel.
 async fn engine(part: Part) -> (String, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -92,8 +92,7 @@ async fn play(part: Part, mut socket: TcpStream) {
     }
 }
 
-/// Starts an engine that answers handshakes and then leaves the sockets to the test. Returns its
-/// URL and a channel with these sockets.
+/// Starts an engine that leaves each socket to the test after the handshake.
 async fn handed() -> (String, tokio::sync::mpsc::UnboundedReceiver<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -282,8 +281,8 @@ async fn a_quiet_socket_is_no_hung_engine() {
     gateway.settled_within(TIMEOUT).await;
 }
 
-/// A server may decode the names in a query, or take the last of several values of a name. So the
-/// engine gets a query with one `model`, which is the model that the gateway has checked.
+/// A server may decode the names in a query, or take the last of several values. So the engine must
+/// get one `model`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_query_names_one_model_however_it_is_written() {
     let (url, mut heads) = engine(Part::Silent).await;
@@ -344,9 +343,8 @@ async fn a_handshake_ends_the_probation_of_an_engine_while_the_socket_is_open() 
 /// fair order also reads from the other side meanwhile.
 const TAKEN: usize = 2 << 20;
 
-/// The loud side always has bytes to send, and the test reads them for a while and then stops. A
-/// gateway that always reads from the loud side first would then be stuck, and would never pass on
-/// the bytes of the quiet side.
+/// The loud side sends without a pause, until its reader stops. A gateway that always serves the
+/// loud side first would then be stuck, and never read the quiet side.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_side_that_always_sends_does_not_hold_up_the_bytes_of_the_other() {
     for client_is_loud in [true, false] {

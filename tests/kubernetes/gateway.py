@@ -34,8 +34,8 @@ def ask(host, port, method, path, body=None):
 
 
 class Gateway:
-    """A gateway as a process. `extra` has further lines of the pool and then further tables.
-    `state` is a folder that several gateways share."""
+    """`extra` has further lines of the pool and then further tables. `state` is a folder that
+    several gateways share."""
 
     def __init__(self, folder, name, kubeconfig, pods, extra="", state=None):
         self.name, self.client, self.admin, self.file = name, free_port(), free_port(), folder / f"{name}.toml"

@@ -162,8 +162,7 @@ pub(crate) fn timeline(title: &'static str, words: &[(u32, &str, &str)], targets
     Panel { kind: "state-timeline", title, about: "", more: None, size: (GRID, 8), targets, field, options }
 }
 
-/// A table with a row for each series that exists now. The row has the labels of the series, but
-/// not the value.
+/// A table with a row for each series that exists now. The row has the labels without the value.
 pub(crate) fn table(title: &'static str, columns: &[(&str, &str)], series: Target) -> Panel {
     let names: serde_json::Map<_, _> = columns.iter().map(|(label, name)| ((*label).to_owned(), json!(name))).collect();
     let order: serde_json::Map<_, _> =

@@ -107,7 +107,7 @@ fn large(shape: &Large) -> Telemetry {
     telemetry
 }
 
-/// Names of phases, of which there are as many as an engine can be in.
+/// As many phases as there are.
 const PHASES: [&str; 12] =
     ["start", "warm_up", "serve", "drain", "stop", "backoff", "hold", "probe", "adopt", "wait", "sleep", "wake"];
 
@@ -130,8 +130,7 @@ fn two_hundred_backends_and_fifty_models_have_a_bounded_page() {
         let labels = values(&page);
         let count = |label: &str| labels.get(label).map_or(0, BTreeSet::len);
         let pools = 2 * shape.pairs;
-        // The label `pool` has one more value, the empty one, because a request that was refused
-        // early has no pool, class or model.
+        // `pool` may also be empty, because a request that was refused early has no pool.
         assert_eq!(
             [count("pool"), count("backend"), count("key")],
             [pools + 1, pools * shape.backends_of_a_pool, KEYS]
@@ -151,8 +150,8 @@ fn resident() -> u64 {
 /// Records the requests of ten seconds. Many are for existing models, and there is one of each bad
 /// kind.
 fn requests(telemetry: &Telemetry, traffic: &[Record], round: u32) {
-    // The rounds take different parts of the traffic, so that every pool has requests within five
-    // minutes, the window of attainment.
+    // The rounds differ, so that every pool has requests within five minutes, the window of
+    // attainment.
     let first = round as usize * 7;
     for index in 0..20 {
         let mut record = traffic[(first + 60 * index) % traffic.len()].clone();

@@ -98,8 +98,7 @@ def codex(folder, url):
         return without(agent.lines("--json", "--skip-git-repo-check", *arguments), *ids)
 
     def refused(*arguments):
-        """The statuses of refused calls, read from text, because Codex shows only the text of a
-        response."""
+        """The statuses of refused calls. Codex shows only the text of a response."""
         return re.findall(r"unexpected status (\d+)", json.dumps(seen(*arguments)))
 
     # A tool's result contains a random id, so its number of tokens varies.

@@ -40,8 +40,7 @@ MARK, SEPARATOR = "Repeat after me: ", " <|> "
 STREAMS = int(sys.argv[3]) if len(sys.argv) > 3 else 16
 TOKENS = 300
 WORDS = "water gate stone river night light field house morning letter wall paper".split()
-# Bounds of the time in seconds after which an engine is killed. Streams have begun by then, and
-# none has ended yet.
+# Seconds after which an engine is killed. Streams have begun by then, and none has ended.
 KILL_AFTER = (0.2, 1.5)
 
 

@@ -163,8 +163,8 @@ class Case:
         (self.run_ahead if self.limits["async"] else self.run_plain)()
 
     def take_batch(self):
-        """Takes the next batch. Makes its aborts now, and returns its additions for later. The list
-        is empty if there is no further batch."""
+        """Makes the aborts of the next batch, and returns its additions. None are left after the
+        last batch."""
         if self.batch >= len(self.batches):
             return []
         batch = self.batches[self.batch]

@@ -45,8 +45,8 @@ def write_gguf(path):
         return name, (random.standard_normal(shape) * 0.05).astype(numpy.float32)
 
     _, embedding = tensor("", VOCABULARY, WIDTH)
-    # The first dimension is large in every hidden state, and only the output rows of words have a
-    # positive weight for it, so words are likely.
+    # The first dimension is large in every hidden state, and only words have a positive output
+    # weight for it.
     embedding[:, 0] = 5.0
     _, output = tensor("", VOCABULARY, WIDTH)
     output[:259, 0], output[259:, 0] = -4.0, 4.0

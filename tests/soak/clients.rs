@@ -256,8 +256,8 @@ async fn exchange(
         (429 | 503, _) if reply.retry_after => tally.shed += 1,
         (status, _) => {
             let start = String::from_utf8_lossy(&reply.start);
-            // Only the code of this refusal is kept, because the message has a time. The refusal is
-            // expected, because bodies repeat while engines die all the time.
+            // Only the code is kept, because the message has a time. Bodies repeat while engines
+            // die all the time, so this refusal is expected.
             match start.contains(SUSPECTED) {
                 true => bail!("status {status}: {SUSPECTED}"),
                 false => bail!("status {status}: {start}"),

@@ -48,8 +48,8 @@ fn a_grid_is_tuned_on_processes_and_no_process_is_left() {
     assert!(ran.out.contains("best: max-num-batched-tokens=") && ran.out.contains("max-num-seqs=6"), "{}", ran.out);
     assert!(ran.out.contains("vllm serve: --max-num-batched-tokens="), "{}", ran.out);
     assert!(ran.err.contains("1 of 5: defaults: ") && ran.err.contains("; best "), "{}", ran.err);
-    // The trials are the default, four settings, and then the winner and the default again. The
-    // winner needs no new start if it was also the last of the five.
+    // The default, four settings, and then the winner and the default again. The winner needs no
+    // new start if it ran last.
     assert!(rig.trials() == 7 && [6, 7].contains(&rig.starts()), "{} starts\n{}", rig.starts(), ran.err);
     assert_eq!(rig.engines(), Vec::<i32>::new());
 }

@@ -45,7 +45,7 @@ struct Options {
     events: bool,
     grid: bool,
     simulate: bool,
-    /// If not empty, the keys and values of one setting, which runs instead of the grid.
+    /// Keys and values of one setting, which runs instead of the grid.
     setting: Vec<String>,
 }
 

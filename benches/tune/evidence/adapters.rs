@@ -15,7 +15,7 @@ use crate::tuning::{attainment, file, goal, tuned};
 /// The share of requests that must meet their objective.
 const TARGET: f64 = 0.99;
 const TUNED: [&str; 2] = ["without", "with"];
-/// A long run still meets the target if its share is below the target by at most this much.
+/// A long run may be below the target by this much.
 const SLACK: f64 = 0.01;
 
 fn lora(adapters: &str) -> TuneFile {

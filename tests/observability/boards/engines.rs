@@ -21,8 +21,8 @@ pub(super) fn panels() -> Vec<Panel> {
     [states(), load(), prefill(), caches(), engines()].concat()
 }
 
-/// Expression for the worst state that a replica sees. The alternatives begin with the worst state,
-/// and `or` keeps the first one that has a value.
+/// The worst state that a replica sees. The worst state comes first, and `or` keeps the first one
+/// that has a value.
 fn worst() -> String {
     let each = STATES.iter().rev().map(|(value, state, _)| {
         format!("(max by (job, pool, backend) (sluice_backend_state{{@pool,state=\"{state}\"}}) == 1) * {value}")

@@ -143,7 +143,7 @@ impl Gateways {
         Ok(left)
     }
 
-    /// Returns the ids of the requests in the access log. Fails if a request was not completed.
+    /// The ids of all requests, which must be completed.
     pub(super) fn access_log(&self) -> anyhow::Result<Vec<String>> {
         let text = fs::read_to_string(self.path("access.jsonl"))?;
         let id = |line: &str| {

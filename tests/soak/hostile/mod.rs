@@ -257,9 +257,8 @@ fn compare(without: &Outcome, with: &Outcome, length: Duration) -> anyhow::Resul
     tail(without, with, length >= FULL_LENGTH)
 }
 
-/// Compares the tails of all streams, and the tails of the streams during which no engine
-/// misbehaved. The second comparison is needed because faults of 700 ms could hide a delay that
-/// attackers add.
+/// Compares the tails of all streams. Because faults of 700 ms could hide a delay that attackers
+/// add, also compares the streams during which no engine misbehaved.
 fn tail(without: &Outcome, with: &Outcome, judged: bool) -> anyhow::Result<()> {
     let p99 = |ttfts: honest::Ttfts| ttfts.quantile(0.99).as_secs_f64();
     let all = [with, without].map(|outcome| p99(outcome.honest.all()));
