@@ -24,7 +24,7 @@ use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flag_effect::FlagEffect;
 use sluice_core::vllm::flags::table::dashed;
 
-/// The header of sluice's own clients on every change; the value is ignored.
+/// The header that sluice's own clients send with every change. The value is ignored.
 pub const ADMIN_HEADER: HeaderName = HeaderName::from_static("x-sluice-admin");
 /// Characters of a client's text that a message repeats.
 const SHOWN_MAX: usize = 80;
@@ -32,7 +32,7 @@ const SHOWN_MAX: usize = 80;
 /// The access rules of the configuration in force.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// `None`: changes need only the header.
+    /// The admin token. `None`: changes need only the header [`ADMIN_HEADER`].
     pub token: Option<Secret>,
     /// Names of the port, and further flags that may be changed.
     pub admin: Admin,
@@ -44,12 +44,13 @@ pub struct Access {
 pub(super) enum Protection {
     None,
     Host,
-    /// A host of this port, and the token if there is one.
+    /// Needs a host of this port, and the token if there is one.
     Token,
-    /// [`Token`](Self::Token), and not cross-origin: a page of another site could hold the stream
-    /// open.
+    /// As [`Token`](Self::Token), and not cross-origin, because a page of another site could hold
+    /// the stream open.
     Stream,
-    /// [`Token`](Self::Token), and not cross-origin. Without a token: the header `x-sluice-admin`.
+    /// As [`Token`](Self::Token), and not cross-origin. If there is no token, needs the header
+    /// `x-sluice-admin`.
     Change,
 }
 
@@ -113,8 +114,8 @@ impl Access {
         }
     }
 
-    /// Whether a restart may change this flag of an engine of this kind, given without leading
-    /// dashes.
+    /// Checks that a restart may change this flag of an engine of this kind. The flag is given
+    /// without leading dashes.
     pub(super) fn check_flag(&self, engine: EngineKind, flag: &str) -> Result<(), Denied> {
         let flag = dashed(flag);
         let (is_tunable, does) = match engine.rules().flags {
@@ -133,7 +134,8 @@ impl Access {
         let mut sent = request.headers().get_all(HOST).iter();
         let host = match (sent.next(), sent.next()) {
             (Some(host), None) => Some(host.as_bytes()),
-            // HTTP/1.0 without Host is no browser: every browser sends Host.
+            // A request of HTTP/1.0 without Host is not from a browser, because every browser sends
+            // Host.
             (None, _) if request.version() < Version::HTTP_11 => None,
             _ => return Err(Denied::NoHost),
         };
@@ -166,7 +168,7 @@ fn digest(token: &[u8]) -> [u8; 32] {
     Sha256::digest(token).into()
 }
 
-/// Whether no header marks the request as cross-origin, as browsers do.
+/// Whether the request has no header with which browsers mark cross-origin requests.
 fn same_origin(headers: &HeaderMap) -> bool {
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
     let site = text(HeaderName::from_static("sec-fetch-site")).unwrap_or("none");

@@ -165,7 +165,7 @@ impl Actions {
             tracing::warn!(pool, backend, "restart refused: {reason}");
             return denied(&reason);
         }
-        // Values may be secrets.
+        // Only the names of the flags are logged, because values may be secrets.
         let flags = request.set.keys().map(String::as_str).collect::<Vec<_>>().join(" ");
         tracing::info!(pool, backend, flags, "restart requested through the admin api");
         match self.control.restart(pool, backend, request) {

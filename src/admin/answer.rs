@@ -38,7 +38,7 @@ pub(super) fn error(status: StatusCode, code: &str, message: &str) -> AdminRespo
 }
 
 pub(super) fn json(status: StatusCode, body: &impl serde::Serialize) -> AdminResponse {
-    // Cannot fail: all keys are strings.
+    // This cannot fail, because all keys are strings.
     let body = serde_json::to_string(body).unwrap_or_default();
     text(status, "application/json", body + "\n")
 }

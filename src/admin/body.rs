@@ -1,7 +1,7 @@
 //! The bodies of responses: a complete text, or a stream of events that lasts until the client
 //! leaves.
 //!
-//! One enum, so that hyper serves both alike.
+//! Both are in one enum, so that hyper serves both alike.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use super::events::EventStream;
 /// The body of a response.
 #[derive(Debug)]
 pub enum AdminBody {
-    /// A text; `None` once it was taken.
+    /// A text. `None` once the text was taken.
     Text(Option<Bytes>),
     /// A stream of events.
     Events(EventStream),

@@ -17,9 +17,10 @@ use super::encoding::encode;
 use super::restart::{RestartBegun, RestartOptions};
 use sluice_fleet::exchange;
 
-/// Most exchanges take milliseconds, a reload a second.
+/// Time limit of an exchange. Most exchanges take milliseconds, a reload takes a second.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The gateway may first run vLLM to list the flags, for at most 300 s.
+/// Time limit of a restart or a reload. The gateway may first run vLLM to list the flags, for at
+/// most 300 s.
 pub const RESTART_TIMEOUT: Duration = Duration::from_secs(330);
 /// Largest response in bytes; the status of the largest configuration has about 1 MiB.
 const RESPONSE_MAX: usize = 16 << 20;
@@ -141,7 +142,7 @@ impl AdminClient {
         options: &RestartOptions,
     ) -> Result<RestartBegun, AdminClientError> {
         let path = format!("/admin/backends/{}/{}/restart", encode(pool), encode(backend));
-        // Cannot fail: all keys are strings.
+        // This cannot fail, because all keys are strings.
         let body = serde_json::to_vec(options).unwrap_or_default();
         self.parse(&self.request(Method::POST, &path, body.into(), RESTART_TIMEOUT).await?)
     }

@@ -4,7 +4,7 @@
 //! A connection is idle, sends a head, is served, or is written to. Phases that wait for the client
 //! have deadlines. A stream of events is written to while the client has not taken the last event,
 //! and otherwise idle. If [`CONNECTIONS_MAX`] connections are open, a new one closes the one that
-//! has waited longest for a client: clients that hold connections open cannot block scrapes or
+//! has waited longest for a client. So clients that hold connections open cannot block scrapes or
 //! probes of `/health`.
 
 use std::io;
@@ -19,13 +19,14 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Enough for a few scrapers, and a few browsers with six connections each.
+/// Most open connections: enough for a few scrapers, and a few browsers with six connections each.
 pub(super) const CONNECTIONS_MAX: usize = 64;
-/// Longer than common scrape intervals (15 to 60 s), so that scrapers keep their connections.
+/// Longest time that an idle connection stays open: longer than common scrape intervals (15 to 60
+/// s), so that scrapers keep their connections.
 const IDLE_MAX: Duration = Duration::from_secs(75);
 /// Time limit of a request head, from the first byte.
 const HEADER_MAX: Duration = Duration::from_secs(10);
-/// Prometheus' default scrape timeout.
+/// Time limit of a write to a client: Prometheus' default scrape timeout.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

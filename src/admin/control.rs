@@ -37,7 +37,7 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
     /// Reloads the configuration. Returns the changes, one line each.
     fn reload(&self) -> Result<Vec<String>, ReloadError>;
 
-    /// Takes a backend out of rotation or back in; running requests finish.
+    /// Takes a backend out of rotation, or puts it back. Running requests finish.
     fn set_draining(&self, pool: &str, backend: &str, draining: bool) -> Result<(), NoSuchBackend>;
 
     /// Log lines of an engine that the gateway runs, from number `after` on; `None`: the last
@@ -50,7 +50,7 @@ pub trait Control: ExperimentControl + TunerControl + Send + Sync + 'static {
         most: usize,
     ) -> Result<LogLines, BackendLogError>;
 
-    /// The kind of engine of a backend; the default for one that does not exist.
+    /// The kind of engine of a backend. For a backend that does not exist, the default kind.
     fn engine_kind(&self, pool: &str, backend: &str) -> EngineKind;
 
     /// Restarts an engine that the gateway runs. Returns the number of the change once it has

@@ -17,7 +17,7 @@ pub fn encode(text: &str) -> String {
     out
 }
 
-/// `None` if it is broken, empty or not UTF-8.
+/// Decodes a part of a path. `None` if the part is broken, empty or not UTF-8.
 pub(super) fn decode(part: &str) -> Option<String> {
     let mut bytes = part.bytes();
     let mut decoded = Vec::with_capacity(part.len());

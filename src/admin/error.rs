@@ -1,7 +1,7 @@
 //! Why an operation of the admin API is refused.
 //!
-//! Operators read these messages unchanged, so each names the problem and the remedy, unless it is
-//! obvious.
+//! Operators read these messages unchanged, so each names the problem and, unless it is obvious,
+//! the remedy.
 
 use sluice_fleet::{LogError, RestartError};
 

@@ -1,7 +1,7 @@
 //! `GET /admin/events`: the state of the gateway as server-sent events, once a second.
 //!
 //! While there are listeners, one task makes the events ([`snapshot`](super::snapshot)) for all. A
-//! listener gets the latest events at once, and then each new one; a slow listener misses events.
+//! listener gets the latest events at once, and then each new one. A slow listener misses events.
 //! When the token changes, all streams end.
 //!
 //! Bounds: [`STREAMS_MAX`] streams, each with at most the latest event of every kind, shared by the
@@ -24,7 +24,7 @@ use super::connections::{Phase, Progress};
 use super::control::Control;
 use super::snapshot::{Frames, KINDS};
 
-/// A quarter of the connections, so that scrapes and changes find room.
+/// Most streams: a quarter of the connections, so that scrapes and changes find room.
 pub(super) const STREAMS_MAX: usize = 16;
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -72,7 +72,7 @@ impl Events {
                 }
             }
             let (control, last) = (Arc::clone(&self.control), sender.borrow().clone());
-            // The status takes locks that requests use.
+            // The status takes locks that requests use, so it is made on a thread that may block.
             match tokio::task::spawn_blocking(move || last.next(&*control, turn)).await {
                 Ok(frames) => {
                     sender.send_replace(frames);

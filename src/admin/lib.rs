@@ -25,8 +25,8 @@
 //! The token is `auth.admin_token` of the configuration in force. Without a token, every client
 //! that reaches the port (loopback by default) may read, and may make changes with the header
 //! `x-sluice-admin`; pages of other sites can do neither. `/health` needs no token, because probes
-//! carry none. `/metrics` needs none either, as on vLLM with an API key: it has names and counts,
-//! no keys and no text. To hide it, bind the port to a private address.
+//! carry none. `/metrics` needs none either, as on vLLM with an API key, because the page has names
+//! and counts, but no keys and no text. To hide the page, bind the port to a private address.
 //!
 //! [`server`] listens; [`routes`] finds the row of [`route`], checks the request with [`access`]
 //! and runs one of the [`actions`] on [`Control`]. [`events`] sends [`snapshot`]; [`ui`] is the

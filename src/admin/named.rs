@@ -30,7 +30,7 @@ fn is_server(view: &BackendView, name: &str) -> bool {
     view.address.rank == Some(0) && view.name.strip_suffix("-0") == Some(name)
 }
 
-/// Names in a message.
+/// Most names in a message.
 const NAMES_SHOWN: usize = 20;
 
 fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {

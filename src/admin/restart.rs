@@ -1,8 +1,9 @@
 //! `POST /admin/backends/{pool}/{backend}/restart`: the options of a restart.
 //!
-//! The body is a JSON object with `set` (flags and values), `reset`, `hold` and `cut`; no body
-//! restarts with the present settings. A text is read as in `--set FLAG=VALUE`, other values as
-//! they are. An unknown key is an error, because a misspelt `hold` must not be ignored.
+//! The body is a JSON object with `set` (flags and values), `reset`, `hold` and `cut`. A request
+//! without a body restarts the engine with the present settings. A value that is a text is read as
+//! in `--set FLAG=VALUE`; other values are taken as they are. An unknown key is an error, because a
+//! misspelt `hold` must not be ignored.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ pub enum RestartOptionsError {
         "the options of a restart are not understood: {0}; send for example {{\"set\": {{\"max-num-seqs\": 32}}, \"hold\": true}}"
     )]
     Body(#[from] serde_json::Error),
-    /// The options stand in the query.
+    /// The options are in the query, not in the body.
     #[error("the options of a restart are a JSON body, such as {{\"set\": {{\"max-num-seqs\": 32}}}}; remove '?{0}'")]
     Query(String),
     /// The text is not `FLAG=VALUE`.
@@ -39,7 +40,7 @@ pub enum RestartOptionsError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RestartOptions {
-    /// Flags to change, with or without dashes; the others stay.
+    /// Flags to change, with or without dashes. All other flags stay.
     pub set: BTreeMap<String, Value>,
     /// Discard earlier changes of flags: start from the configuration.
     pub reset: bool,
@@ -74,7 +75,7 @@ pub fn flag(text: &str) -> Result<(String, ArgValue), RestartOptionsError> {
     Ok((name, value))
 }
 
-/// The name of a flag with dashes in place of underscores; `None`: no name.
+/// The name of a flag with dashes in place of underscores. `None`: the text is no name.
 fn flag_name(text: &str) -> Option<String> {
     let name = dashed(text.trim().trim_start_matches("--"));
     let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
@@ -102,7 +103,7 @@ impl RestartOptions {
             Ok((name, value))
         };
         let set = set.into_iter().map(flag).collect::<Result<_, RestartOptionsError>>()?;
-        Ok(RestartRequest { set, reset, hold, cut })
+        Ok(RestartRequest { set, reset, hold, cut, trial: None })
     }
 }
 

@@ -35,10 +35,11 @@ pub(super) enum TakesBody {
 type Blocking = Box<dyn FnOnce(&Actions, Ask) -> AdminResponse + Send>;
 
 pub(super) enum Action {
-    /// Runs on the thread of the connection: probes are answered while many handlers run.
+    /// Runs on the thread of the connection, so that probes are answered even while many handlers
+    /// run.
     AtOnce(fn(&Actions) -> AdminResponse),
-    /// Runs on a thread that may block: reloads read files, the status takes locks that requests
-    /// use.
+    /// Runs on a thread that may block, because reloads read files, and the status takes locks that
+    /// requests use.
     Blocking(Blocking),
 }
 
@@ -46,8 +47,8 @@ pub(super) struct Route {
     pub(super) methods: &'static [Method],
     pub(super) protection: Protection,
     pub(super) takes_body: TakesBody,
-    /// Whether only the leader of several gateways may answer: the change is saved, or applied to
-    /// engines.
+    /// Whether only the leader of several gateways may answer, because the change is saved, or
+    /// applied to engines.
     pub(super) is_for_the_leader: bool,
     pub(super) action: Action,
 }
@@ -76,7 +77,7 @@ fn order(action: impl FnOnce(&Actions, Ask) -> AdminResponse + Send + 'static) -
 }
 
 impl Route {
-    /// The route of a path; of `/admin/experiments/{name}`, it depends on the method.
+    /// The route of a path. For `/admin/experiments/{name}`, the route depends on the method.
     pub(super) fn of(path: &str, method: &Method) -> Option<Self> {
         let parts: Vec<&str> = path.strip_prefix('/')?.split('/').collect();
         Some(match parts[..] {

@@ -21,19 +21,20 @@ use super::control::Control;
 use super::events::Events;
 use super::route::{Action, Ask, Route, TakesBody};
 
-/// An experiment with many keys has a few KiB.
+/// Largest body. An experiment with many keys has a few KiB.
 const BODY_MAX: usize = 64 << 10;
 const BODY_TIME: Duration = Duration::from_secs(10);
-/// Handlers of one kind at once; further requests wait on their connections.
+/// Most handlers of one kind at once. Further requests wait on their connections.
 const HANDLERS_MAX: usize = 16;
 
 /// The admin API of one gateway.
 #[derive(Clone)]
 pub struct Admin {
     actions: Arc<Actions>,
-    /// Limits handlers that read, until each ends, even if the client has left.
+    /// Limits handlers that read. A handler counts until it ends, even if the client has left.
     reading: Arc<Semaphore>,
-    /// Limits handlers that change something; a restart may take minutes.
+    /// Limits handlers that change something. The limit is separate, because a restart may take
+    /// minutes.
     changing: Arc<Semaphore>,
 }
 

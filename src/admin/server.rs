@@ -2,7 +2,7 @@
 //!
 //! The port shares only the state behind [`Control`] with the data plane, so a slow reader here
 //! delays no request there. A shutdown waits at most [`SHUTDOWN_MAX`] for responses that clients
-//! have not taken; after a hand-over of the port, an open connection has the same time to send one
+//! have not taken. After a hand-over of the port, an open connection has the same time to send one
 //! more request.
 
 use std::convert::Infallible;
@@ -27,7 +27,7 @@ use sluice_gateway::proxy::{Ending, Ends, ListenError};
 /// Longest wait for responses that are under way.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(2);
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// A failed accept is usually a lack of file descriptors.
+/// Pause after a failed accept, which is usually a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound admin socket.

@@ -8,7 +8,7 @@
 //! | `minute` | [`MINUTE_TURNS`] | the last minute by engine and key, as `/admin/findings` has it |
 //! | `hour` | [`HOUR_TURNS`] | the last hour by class and pool |
 //!
-//! Each event is a JSON object that replaces the previous one of its kind, made once for all
+//! Each event is a JSON object that replaces the previous one of its kind. It is made once for all
 //! listeners.
 //!
 //! Bounds: the backends, pools, models and experiments of the configuration. With 200 backends in
@@ -24,9 +24,11 @@ use sluice_gateway::experiment::ExperimentReport;
 use sluice_gateway::telemetry::{HistoryReport, RequestView, Resolution};
 use sluice_online::tuner::report::TunerReport;
 
-/// Seconds between `report` events; the next constants are for the other events.
+/// Seconds between `report` events.
 pub(super) const REPORT_TURNS: u64 = 2;
+/// Seconds between `minute` events.
 pub(super) const MINUTE_TURNS: u64 = 5;
+/// Seconds between `hour` events.
 pub(super) const HOUR_TURNS: u64 = 15;
 /// Most requests in each list.
 pub(super) const LISTED: usize = 20;
@@ -81,7 +83,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// The events after `turn`, which counts from 1; events that are not due stay.
+    /// The events after turn number `turn`, which counts from 1. Events that are not due stay as
+    /// they were.
     pub(super) fn next(mut self, control: &dyn Control, turn: u64) -> Self {
         let [status, report, minute, hour] = &mut self.events;
         let due = |every: u64| (turn - 1).is_multiple_of(every);
@@ -120,9 +123,9 @@ fn report_event(control: &dyn Control) -> Bytes {
     event("report", &report)
 }
 
-/// JSON has no line feeds, so the data is one line.
+/// The text of an event. JSON has no line feeds, so the data is one line.
 fn event(name: &str, data: &impl Serialize) -> Bytes {
-    // Cannot fail: all keys are strings.
+    // This cannot fail, because all keys are strings.
     let data = serde_json::to_string(data).unwrap_or_default();
     format!("event: {name}\ndata: {data}\n\n").into()
 }

@@ -1,6 +1,6 @@
 //! The types of `/admin/status`: written by the gateway, read by `sluice status` and the live page.
 //!
-//! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Fields are only added; a
+//! Limits that are not set are absent. Times of day are RFC 3339 in UTC. Fields are only added. A
 //! field that an older gateway does not send gets a default.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use sluice_core::base::Tokens;
 use sluice_fleet::EngineView;
 use sluice_fleet::discovery::PodsView;
 use sluice_gateway::flow::keys::{KeyInFlight, KeyTokens};
-use sluice_gateway::pool::{BackendView, Cordon, LearnedTokens, Phase, PoolView, RecentAnswers};
+use sluice_gateway::pool::{BackendView, Cordon, EventsView, LearnedTokens, Phase, PoolView, RecentAnswers};
 use sluice_gateway::telemetry::{Telemetry, WindowStats};
 use sluice_online::findings::{Finding, LastMinute};
 
@@ -136,7 +136,7 @@ impl From<&ClassStatus> for Class {
     }
 }
 
-/// Tokens that one API key has used of token limits.
+/// The part of each token limit of one API key that the key has used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KeyStatus {
@@ -323,10 +323,10 @@ pub struct BackendStatus {
     /// Observed milliseconds per output token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
-    /// Observed prompt tokens per second until the first token, with the wait in the engine; a
-    /// guess at first.
+    /// Observed prompt tokens per second until the first token, with the wait in the engine. Before
+    /// the first observation, it is a guess.
     pub prefill_tokens_per_second: f64,
-    /// Seconds since the last observation; absent for the guess.
+    /// Seconds since the last observation; absent before the first one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_seen_seconds: Option<f64>,
     /// Seconds for which the engine has sent nothing with requests in flight.
@@ -338,12 +338,38 @@ pub struct BackendStatus {
     /// Why the models of the backend are unknown: it gets requests for every model of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models_unknown: Option<String>,
+    /// The engine's KV events, in a pool with `prefix = "events"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_events: Option<KvEventsStatus>,
     /// The repair, if the engine is of another kind than the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine_differs: Option<String>,
     /// The backend's engine, if the gateway runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineView>,
+}
+
+/// The KV events of an engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KvEventsStatus {
+    /// `followed`, `absent` (no connection or no event yet) or `silent`.
+    pub state: String,
+    /// Blocks in the prefix cache that the events have named.
+    pub blocks: u64,
+    /// Finished prompts whose blocks the events named.
+    pub linked: u64,
+    /// Finished prompts whose blocks they did not name.
+    pub unlinked: u64,
+    /// How often events were lost.
+    pub losses: u64,
+}
+
+impl From<EventsView> for KvEventsStatus {
+    fn from(view: EventsView) -> Self {
+        let EventsView { state, blocks, linked, unlinked, losses } = view;
+        Self { state: state.label().to_owned(), blocks, linked, unlinked, losses }
+    }
 }
 
 /// A model that clients may ask for.
@@ -357,11 +383,12 @@ pub struct ModelStatus {
     pub aliases: Vec<String>,
     /// Whether the model is a LoRA adapter.
     pub adapter: bool,
-    /// Whether the configuration has the model; otherwise engines have reported it.
+    /// Whether the configuration has the model. If not, engines have reported it.
     pub declared: bool,
     /// The pools that serve the model.
     pub pools: Vec<String>,
-    /// Backends in rotation in these pools: with the model, and all.
+    /// Numbers of backends in rotation in these pools: the backends with the model, and all
+    /// backends.
     pub serving: (usize, usize),
 }
 
@@ -414,7 +441,7 @@ impl BackendStatus {
             name: backend.name.to_string(),
             url: backend.address.endpoint.to_string(),
             state: backend.state().to_owned(),
-            // A cordoned engine is expected to fail probes.
+            // A cordoned engine is expected to fail probes, so a failed probe is no reason.
             reason: reason(backend, now).filter(|_| backend.cordon == Cordon::Open),
             failing: backend.recent.is_failing(),
             weight: backend.weight,
@@ -435,6 +462,7 @@ impl BackendStatus {
             silent_seconds: backend.silent_since.map(since),
             max_model_len: backend.max_model_len,
             models_unknown: None,
+            kv_events: backend.events.map(KvEventsStatus::from),
             engine_differs: None,
             engine: None,
         }

@@ -240,7 +240,8 @@ async fn a_client_that_never_reads_does_not_hold_up_a_stop() {
     let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", served.address);
     socket.write_all(request.replace("GET /", "GET /ui/overview.js").repeat(1_000).as_bytes()).await.unwrap();
     tokio::time::pause();
-    // Paused time advances when every task waits: 12 MB of responses fill the buffers.
+    // Paused time advances only when every task waits, which is when 12 MB of responses have filled
+    // the buffers.
     tokio::time::sleep(Duration::from_secs(1)).await;
     served.end.stop();
     timeout(Duration::from_secs(5), served.serving).await.expect("the stop waits for the client").unwrap();

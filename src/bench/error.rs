@@ -1,6 +1,6 @@
 //! Invalid settings of a load, found before the first request.
 //!
-//! The reason of a failed request is in the record.
+//! The reason why a request failed is in its record instead.
 
 /// An invalid setting.
 #[expect(missing_docs, reason = "the messages say it")]

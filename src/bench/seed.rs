@@ -9,8 +9,8 @@ const STRIDE: u64 = 16;
 
 /// The seed of run number `nth` (from 0) of several runs; `first` is the seed of run 0.
 ///
-/// The purpose is added to the seed. So two runs with adjacent seeds would share numbers and not be
-/// independent, as intervals over runs assume.
+/// The number of the purpose is added to the seed. So runs with adjacent seeds would share random
+/// numbers and not be independent, as intervals over runs assume.
 pub const fn nth_seed(first: u64, nth: u64) -> u64 {
     first.wrapping_add(nth.wrapping_mul(STRIDE))
 }
@@ -34,7 +34,7 @@ pub(crate) enum Purpose {
 }
 
 /// The generator for `purpose` and request (or other item) number `ordinal`. Adjacent seeds give
-/// neighbouring SplitMix64 states, and one output mixes all 64 bits, so each step of the derivation
+/// neighbouring SplitMix64 states, but an output mixes all 64 bits. So each step of the derivation
 /// uses an output instead of the seed.
 pub(crate) fn rng_for(seed: u64, purpose: Purpose, ordinal: u64) -> Rng {
     let for_purpose = Rng::new(seed.wrapping_add(purpose as u64)).next_u64();

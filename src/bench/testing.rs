@@ -1,6 +1,7 @@
 //! A scripted server for tests: the test gives the response to each request.
 //!
-//! It parses only the length of a request. (The load generator may not depend on `sim`.)
+//! The server parses only the length of a request. It exists because this crate may not depend on
+//! `sim`.
 
 #![allow(missing_docs, unreachable_pub, reason = "used only by tests")]
 
@@ -21,12 +22,12 @@ use crate::load::workload::{Class, LoadRequest, Workload};
 #[derive(Clone, Debug)]
 pub struct MockResponse {
     pub status: u16,
-    /// Pieces of the body; each is one write.
+    /// Pieces of the body. The server sends each piece with one write.
     pub pieces: Vec<String>,
     pub pause: Duration,
     /// Header lines, each with CRLF.
     pub headers: String,
-    /// Closes the connection before the end of the body.
+    /// Whether the server closes the connection before the end of the body.
     pub breaks: bool,
 }
 
@@ -72,7 +73,8 @@ struct Counts {
 }
 
 impl MockEngine {
-    /// Serves on a free port. `script` gets the number of the request, from 0.
+    /// Serves on a free port. `script` gets the number of the request, from 0, and gives the
+    /// response.
     pub async fn start(script: impl Fn(u64) -> MockResponse + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::serve(listener, Arc::new(script))
@@ -85,7 +87,7 @@ impl MockEngine {
         Self { address, script, counts, accepting }
     }
 
-    /// Closes all connections and serves again on the same port, with counts of 0.
+    /// Closes all connections and serves again on the same port. The counts start again at 0.
     pub async fn restart(mut self) -> Self {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
@@ -152,7 +154,7 @@ async fn connection(mut socket: TcpStream, script: Script, counts: Arc<Counts>) 
     Ok(())
 }
 
-/// Returns the body; `None` if the client closed the connection.
+/// Reads a request and returns the body. `None` if the client closed the connection.
 async fn read_request(socket: &mut TcpStream, input: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
     loop {
         if let Some(head) = memchr::memmem::find(input, b"\r\n\r\n") {

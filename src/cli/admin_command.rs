@@ -1,7 +1,7 @@
 //! Shared parts of the subcommands that use the admin API: a client, a runtime, an exit code.
 //!
-//! Exit codes: 2 if the address or the token cannot be used, 1 if the command fails, else the
-//! command's code.
+//! Exit codes: 2 if the address or the token cannot be used; 1 if the command fails; otherwise the
+//! code that the command returns.
 
 use std::fmt::Display;
 use std::process::ExitCode;

@@ -22,7 +22,7 @@ use sluice_admin::status::{BackendStatus, Status};
 use sluice_admin::{AdminClient, AdminClientError, RESTART_TIMEOUT, RestartOptions, encode, flag};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Failed polls after which `--wait` gives up: 30 s, in which a gateway can restart.
+/// Failed polls after which `--wait` gives up. They take 30 s, in which a gateway can restart.
 const FAILED_POLLS_MAX: u32 = 150;
 
 /// Backends of a running gateway, and the engines it runs.
@@ -291,7 +291,7 @@ impl ProgressLine {
         let terminal = std::io::stderr().is_terminal();
         let line = match &backend.engine {
             Some(engine) if terminal => format!("{path}: {}, {} in flight", activity(engine), backend.in_flight),
-            // Without the seconds, so that each phase has one line.
+            // The seconds are left out, so that each phase has one line.
             Some(engine) => format!("{path}: {}", activity(engine).split(',').next().unwrap_or_default()),
             None => format!("{path}: {}, {} in flight", backend.state, backend.in_flight),
         };

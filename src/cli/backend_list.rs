@@ -1,6 +1,6 @@
 //! `sluice backend list`: the backends of a running gateway as a table.
 //!
-//! On a terminal the table fits the width; if a column of addresses does not fit, each address
+//! On a terminal the table fits the width. If a column of addresses does not fit, each address
 //! stands below the backend's name. Below the table is a line for each engine that does not serve,
 //! with the cause and the remedy. Past failures appear only with `--wide`.
 
@@ -40,7 +40,7 @@ fn narrow_table(status: &Status, width: Option<usize>) -> String {
     if notes.is_empty() { table.to_string() } else { format!("{table}\n\n{notes}") }
 }
 
-/// Without `address_column`, addresses stand below the names.
+/// The table of backends. Without `address_column`, addresses stand below the names.
 fn backends(status: &Status, width: Option<usize>, address_column: bool) -> Table {
     let mut table = fitted(UTF8_HORIZONTAL_ONLY, width);
     let mut header = vec!["backend", "state", "in flight", "engine", "restarts", "last change"];
@@ -68,7 +68,8 @@ fn backends(status: &Status, width: Option<usize>, address_column: bool) -> Tabl
     table
 }
 
-/// Columns that break no address, and no name of up to [`NAME_WIDTH`] characters.
+/// Width of the column of names in which no address is broken, and no name of up to [`NAME_WIDTH`]
+/// characters.
 fn name_column(status: &Status) -> u16 {
     let needed = all(status).map(|(pool, backend)| {
         let name = pool.chars().count() + 1 + backend.name.chars().count();

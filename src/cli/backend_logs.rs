@@ -12,7 +12,7 @@ use sluice_admin::{AdminClient, AdminClientError, LOG_LINES_MAX, encode};
 use sluice_fleet::LogLines;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Failed polls after which `--follow` gives up: 30 s, in which a gateway can restart.
+/// Failed polls after which `--follow` gives up. They take 30 s, in which a gateway can restart.
 const FAILED_POLLS_MAX: u32 = 60;
 
 /// The flags of `sluice backend logs`.
@@ -45,7 +45,7 @@ pub(super) async fn run(
         if print(&read.lines).is_err() || !args.follow {
             return Ok(());
         }
-        // After a full response, more lines may be waiting.
+        // After a full response there is no pause, because more lines may be waiting.
         if read.lines.len() < LOG_LINES_MAX {
             tokio::time::sleep(POLL_INTERVAL).await;
         }

@@ -5,8 +5,8 @@
 //! or masked. Warnings and errors go to stderr. A start and a reload make the same checks
 //! ([`checks`]).
 //!
-//! No socket is bound and no engine started. The program of a `launch` runs only with `--help`, and
-//! is named on stderr after 20 s without flags. Only `--probe` contacts backends
+//! No socket is bound and no engine started. The program of a `launch` runs only with `--help`. A
+//! program without a list of flags after 20 s is named on stderr. Only `--probe` contacts backends
 //! (`check/probe.rs`), instead of printing. Exit codes: 0 valid; 1 a backend is not as configured
 //! (`--probe`); 2 wrong usage; 78 not valid.
 
@@ -53,7 +53,7 @@ pub fn run(args: &CheckArgs) -> ExitCode {
     ExitCode::from(check(args, &mut std::io::stdout().lock(), &mut std::io::stderr().lock()))
 }
 
-/// A reader that leaves early (`| head`) is no failure.
+/// Returns the exit code. A reader that leaves early (`| head`) is no failure.
 fn check(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let Some(file) = args.file.path() else {
         let _ = writeln!(err, "{}", NoFile { instead: "" });

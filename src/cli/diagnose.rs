@@ -220,7 +220,8 @@ fn story(request: &RequestView) -> String {
     );
     let ttft = request.backend_ttft_ms.unwrap_or(0.0);
     let decode = request.e2el_ms.zip(request.ttft_ms).map_or(0.0, |(e2el, ttft)| e2el - ttft);
-    // The engine's own times, if it reports them. The rest of the wait is between the two programs.
+    // The engine's own times, if it reports them. The rest of the wait is spent between gateway and
+    // engine.
     let (queue, prefill) = (request.engine_queue_ms, request.engine_prefill_ms);
     let reported = queue.zip(prefill).filter(|_| request.backend_ttft_ms.is_some());
     let (queue, prefill) = reported.map_or((0.0, 0.0), |(queue, prefill)| (queue.min(ttft), prefill.min(ttft)));

@@ -51,7 +51,8 @@ mod tests {
             let path: Vec<&str> = path.iter().map(String::as_str).collect();
             let (_, lines) = examples().find(|(other, _)| *other == path).unwrap_or_else(|| panic!("{path:?}"));
             for example in lines.lines() {
-                // The shell would take away a redirection or a pipe.
+                // A redirection or a pipe is left out, as the shell does not pass it to the
+                // program.
                 let words = example.split_whitespace().take_while(|word| !["<", ">", "|"].contains(word));
                 let words: Vec<&str> = words.collect();
                 assert!(words[1..].starts_with(&path), "{example} is not of {path:?}");

@@ -1,4 +1,4 @@
-//! The progress of a load generator on the terminal; nothing if stderr is not a terminal.
+//! The progress of a load generator on the terminal. If stderr is not a terminal, nothing is shown.
 //!
 //! Shows a bar, counts of sent, open and failed requests, and from the last ten seconds the
 //! completed requests per second and, if there is room, a histogram of TTFT. The lines are redrawn
@@ -21,7 +21,7 @@ const REFRESH: Duration = Duration::from_millis(200);
 const BAR: usize = 20;
 const BINS: usize = 8;
 const ROWS_MIN: usize = 16;
-/// Columns of the histogram besides the bars: bounds and counts.
+/// Columns of the histogram that bounds and counts take beside the bars.
 const BESIDE_BARS: usize = 28;
 
 type Live = Arc<Mutex<Option<LiveLines<Stderr>>>>;
@@ -59,7 +59,8 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // The task might clear the lines only after the next text has been printed.
+        // The lines are cleared here, because the task might clear them only after the next text
+        // has been printed.
         drop(self.live.lock().take());
         if let Some(task) = self.task.take() {
             task.abort();
@@ -123,14 +124,14 @@ fn ms(seconds: f64) -> String {
     if seconds < 10.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
 }
 
-/// Times in seconds, with bars of at most `width` columns. Bins have equal ratios, so that a tail
-/// has separate rows.
+/// Times in seconds, with bars of at most `width` columns. The bounds of all bins have the same
+/// ratio, so that a tail has separate rows.
 fn histogram(times: Vec<f64>, width: usize) -> Vec<String> {
     let times = Distribution::of(times);
     if times.count() == 0 || width == 0 {
         return Vec::new();
     }
-    // Times of 0 are possible where the clock is coarse.
+    // The least time is limited, because times of 0 are possible where the clock is coarse.
     let (low, high) = (times.percentile(0.0).max(1e-6), times.max().max(1e-6));
     let ratio = (high / low).powf(1.0 / BINS as f64).max(1.0 + 1e-9);
     let mut counts = [0usize; BINS];

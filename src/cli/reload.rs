@@ -35,7 +35,7 @@ pub fn run(args: &ReloadArgs) -> ExitCode {
 }
 
 async fn reload(client: &AdminClient) -> (ExitCode, String, String) {
-    // vLLM may list the flags of engines, which takes time.
+    // The time limit is long, because programs of engines may first list their flags.
     match client.post_within::<Reloaded>("/admin/reload", RESTART_TIMEOUT).await {
         Ok(Reloaded { changes }) if changes.is_empty() => {
             (ExitCode::SUCCESS, "reloaded: nothing changed\n".to_owned(), String::new())

@@ -1,6 +1,6 @@
 //! The end of a command's runtime.
 //!
-//! Every command with threads ends the runtime here, because other ways may crash ([`end`]). Bound:
+//! Every command with threads ends the runtime by [`end`], because other ways may crash. Bound:
 //! [`BLOCKED_MAX`].
 
 use std::time::Duration;

@@ -7,11 +7,11 @@
 //! - SIGUSR2: start the program file with `--upgrade`. The new process takes over, and this process
 //!   ends with its last request.
 //!
-//! SIGTERM and SIGINT end the start while the configuration is checked; with `--upgrade` until the
-//! takeover, and the running gateway goes on. Other signals wait until the gateway serves. Exit
-//! codes: 0 stopped or handed over; 1 a socket could not be opened, no takeover, or requests were
-//! cut; 2 wrong usage; 78 the configuration is not valid, or names a file, folder or port range
-//! that cannot be used.
+//! During the start, SIGTERM and SIGINT end the process while the configuration is checked. With
+//! `--upgrade` they do so until the takeover, and the running gateway goes on. Other signals wait
+//! until the gateway serves. Exit codes: 0 stopped or handed over; 1 a socket could not be opened,
+//! no takeover, or requests were cut; 2 wrong usage; 78 the configuration is not valid, or names a
+//! file, folder or port range that cannot be used.
 
 mod until_stop;
 
@@ -78,7 +78,7 @@ pub struct ServeArgs {
 
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> ExitCode {
-    // Found before an upgrade replaces the file.
+    // The path is read now, before an upgrade replaces the file.
     let program = std::env::current_exe();
     if let Err(error) = survive_signals() {
         return exit_code(Err(format!("cannot handle signals: {error}")));
@@ -124,8 +124,9 @@ pub fn run(args: &ServeArgs) -> ExitCode {
     }
 }
 
-/// Keeps SIGUSR1 and SIGUSR2 from ending the process, as they do by default: tokio's handler stays
-/// after this runtime is gone. If they were blocked, they would stay blocked in engines, too.
+/// Keeps SIGUSR1 and SIGUSR2 from ending the process, as they do by default. It works because
+/// tokio's handlers stay after this runtime is gone. Blocked signals would stay blocked in engines,
+/// too.
 fn survive_signals() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _context = runtime.enter();
@@ -133,8 +134,8 @@ fn survive_signals() -> std::io::Result<()> {
     signal(SignalKind::user_defined2()).map(drop)
 }
 
-/// The name of the configuration in the log. A file has the whole path: a relative path does not
-/// name the folder.
+/// The name of the configuration in the log. A file has the whole path, because a relative path
+/// does not name the folder.
 fn whole_path(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
@@ -192,7 +193,7 @@ async fn serve(
     mut signals: Signals,
 ) -> ExitCode {
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
-    // Without a file, a newer gateway would have no configuration to start with.
+    // Without a file there is no upgrade, because the newer gateway would have no configuration.
     let folder = matches!(source, Source::File { .. }).then(|| upgrade::folder(&config));
     let stopped = Arc::new(AtomicBool::new(false));
     let mut beginning = std::pin::pin!(begin(config, source, folder, upgrade, Arc::clone(&stopped)));
@@ -231,7 +232,7 @@ async fn begin(
         true => take_over(&config, stopped).await?,
         false => (Sockets::activated(&config).into(), None),
     };
-    // The running gateway reports the process that it started to systemd.
+    // If the running gateway started this process, that gateway reports it to systemd.
     let is_announced = opened.predecessor_pid().is_some_and(was_started_by);
     let running = sluice_serve::start_with(config, source, opened).await?;
     // Upgrades may be requested once the gateway is reported as ready.
@@ -257,7 +258,8 @@ fn open_door(folder: &Path) -> Option<Door> {
     }
 }
 
-/// Raises the limit on open files to the allowed maximum: every connection takes a descriptor.
+/// Raises the limit on open files to the allowed maximum, because every connection takes a
+/// descriptor.
 pub(super) fn raise_file_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)

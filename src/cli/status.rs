@@ -1,9 +1,9 @@
 //! `sluice status`: the pools and backends of a running gateway.
 //!
 //! Prints a line for each pool, a table of all backends, and the reasons of backends that are not
-//! ready. `--json` prints the JSON as received. `--watch` repeats every second until Ctrl-C, also
-//! while the gateway does not respond: it may be restarting. Rates, latencies and counts are of the
-//! last five minutes, of requests that belong to the pool.
+//! ready. `--json` prints the JSON as received. `--watch` repeats every second until Ctrl-C, even
+//! while the gateway does not respond, because it may be restarting. Rates, latencies and counts
+//! are about the requests that belong to the pool, in the last five minutes.
 //!
 //! Exit codes: 0 printed; 1 no valid response (the message gives the remedy); 2 wrong usage.
 
@@ -205,8 +205,8 @@ fn share(backend: &BackendStatus) -> Option<String> {
     (!smaller.is_empty()).then(|| smaller.join(", "))
 }
 
-/// Seconds without bytes from an engine with requests in flight that are worth a line: longer than
-/// a long prefill.
+/// Seconds without bytes from an engine with requests in flight from which on a line says so. They
+/// are longer than a long prefill.
 const SILENCE_SHOWN: f64 = 10.0;
 
 /// Why a backend is not ready, or the activity of its engine.
@@ -242,10 +242,10 @@ fn headline(pool: &PoolStatus) -> String {
     text
 }
 
-/// The table of backends. If addresses do not fit the terminal, they are left out; `sluice backend
+/// The table of backends. If addresses do not fit the terminal, they are left out. `sluice backend
 /// list` shows addresses in every width.
 fn table(status: &Status, style: Style) -> Table {
-    // Colours are characters, too, so the plain table is measured.
+    // The width is measured without colours, because colours are characters, too.
     let plain = table_with(status, Style { colours: false, ..style }, true);
     let wide = plain.lines().map(|line| line.chars().count()).max().unwrap_or(0);
     table_with(status, style, style.width.is_none_or(|width| wide <= width))

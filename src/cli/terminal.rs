@@ -1,9 +1,9 @@
 //! The terminal: the width, and a few lines that are redrawn in place.
 //!
-//! Results on stdout are fitted to the terminal. Without a terminal, text has any width, so that a
-//! line can be searched for, and tables of measurements fit `COLUMNS`, or 80 columns. Progress is
-//! drawn on stderr: [`LiveLines`] moves the cursor up to the first line and clears from there.
-//! Bounds: the lines of the screen, each cut at the screen's width.
+//! Results on stdout are fitted to the terminal. Without a terminal, lines of text may have any
+//! width, so that a search finds a whole line. Tables of measurements then fit `COLUMNS`, or 80
+//! columns. Progress is drawn on stderr: [`LiveLines`] moves the cursor up to the first line and
+//! clears from there. Bounds: the lines of the screen, each cut at the screen's width.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 
@@ -18,7 +18,7 @@ pub(super) fn stdout_width() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| size().0)
 }
 
-/// A reader that leaves early (`| head`) is no failure.
+/// Prints a text to stdout. A reader that leaves early (`| head`) is no failure.
 pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -27,7 +27,8 @@ pub(super) fn print_to_stdout(text: &str) -> std::io::Result<()> {
     }
 }
 
-/// Columns for a table that is divided if it is too wide: of the terminal, else `COLUMNS`, else 80.
+/// Columns for a table that is divided if it is too wide: the columns of the terminal, otherwise
+/// `COLUMNS`, otherwise 80.
 pub(super) fn table_width() -> usize {
     stdout_width().unwrap_or_else(|| columns_of(std::env::var("COLUMNS").ok().as_deref()))
 }

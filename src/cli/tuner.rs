@@ -65,7 +65,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     let (path, events) = match command {
         Command::Show { json, events } => {
             let report: TunerReport = client.get("/admin/tuner").await?;
-            // Cannot fail: all keys are strings.
+            // This cannot fail, because all keys are strings.
             let as_json = || serde_json::to_string(&report).unwrap_or_default();
             return print(&if *json { as_json() } else { text(&report, *events) });
         }
@@ -80,7 +80,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
     };
     let report: TunerReport = client.post(&path).await?;
     let Command::Approve { id } = command else { return print(&text(&report, events)) };
-    // The report is from before the change: the tuner makes the change within seconds.
+    // The report is from before the approval. The tuner makes the change within seconds.
     let proposal = asked.proposals().find(|proposal| proposal.id == *id);
     let what = proposal.map_or_else(String::new, |one| format!(": {} = {} (is {})", one.key, one.to, one.from));
     print(&format!("proposal {id} is approved{what}; the change is made within seconds, sluice tuner show says when"))

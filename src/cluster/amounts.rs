@@ -1,7 +1,7 @@
 //! The four units that a backend limits, and amounts of them.
 //!
-//! A [`Limit`] has no number for an unlimited unit, which is not divided. [`Amounts`] and limits
-//! are JSON arrays in the order of [`Unit::ALL`].
+//! A [`Limit`] has no number for an unlimited unit, which gateways do not divide. [`Amounts`] and
+//! limits are JSON arrays in the order of [`Unit::ALL`].
 
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +61,7 @@ impl Amounts {
     }
 }
 
-/// The limit of each unit; `None`: unlimited.
+/// The limit of each unit; `None` if the unit is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Limit([Option<u64>; 4]);

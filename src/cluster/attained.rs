@@ -1,9 +1,10 @@
 //! The engine work charged to owners of requests at each gateway. The fair queues of all gateways
 //! use it.
 //!
-//! Each gateway writes sums, and the others count the growth of each sum, so a failed renewal loses
-//! no work. Bounds: the sums of all gateways take an eighth of an object. The smallest sums are
-//! left out, because owners with little work are served early anyway.
+//! Each gateway writes the sum of each owner's work so far, and the others count the growth of each
+//! sum, so a failed renewal loses no work. Bounds: the sums of all gateways take an eighth of an
+//! object. Smaller sums are left out first, because owners with little work are served early
+//! anyway.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +13,12 @@ use crate::ledger::BYTES_MAX;
 /// Milliseconds of engine work, by pool and hash of the owner.
 pub type Attained = BTreeMap<String, BTreeMap<u64, u64>>;
 
-/// JSON bytes of a sum: two numbers of up to 20 digits and four marks.
+/// JSON bytes of an owner's hash and sum: two numbers of up to 20 digits and four marks.
 const SUM: usize = 44;
-/// JSON bytes of a pool, without the name.
+/// JSON bytes around the name and the sums of a pool.
 const POOL: usize = 6;
 
-/// The largest sums, as many as each of `gateways` gateways may write.
+/// The largest sums that fit into the part of one of `gateways` gateways.
 pub(crate) fn bounded(attained: &Attained, gateways: usize) -> Attained {
     let mut left = BYTES_MAX / 8 / gateways.max(1);
     let sums = attained.iter().flat_map(|(pool, owners)| owners.iter().map(move |(owner, sum)| (*sum, pool, *owner)));

@@ -1,4 +1,4 @@
-//! Bounds the requests that silent gateways may still have running on an engine.
+//! Computes the most requests of silent gateways that an engine may still run.
 //!
 //! ```text
 //!   left(t) = running(t) - the sum over the other gateways of the sequences
@@ -6,17 +6,18 @@
 //! ```
 //!
 //! The engine reports `running(t)` on a page, with `t` at most [`PAGE_AGE`] before the request for
-//! the page. The other terms are bounded from below: each gateway publishes, window by window, the
+//! the page. The other terms are lower bounds: for each window of time, each gateway publishes the
 //! fewest of its sequences that the engine had for sure.
 //!
-//! A sample is judged after this member has written, at least [`END_AGE`] after `t`, and then every
-//! other gateway has. Compare-and-swap orders these writes, so the published windows contain `t`
-//! and `t + END_AGE`. A gateway that wrote more windows since than it publishes counts as 0.
+//! A sample is judged after this member has written, at least [`END_AGE`] after `t`, and every
+//! other gateway that renews has written after that. Compare-and-swap orders these writes, so the
+//! published windows contain `t` and `t + END_AGE`. A gateway that has written more windows since
+//! the sample than an entry holds counts as 0 sequences.
 //!
-//! Silent gateways share one entry, [`UNEXPLAINED`], and start nothing. So a bound holds until
-//! another gateway joins them, which changes the entry's beat. A sample bounds the gateways that
-//! the entry had at the plan before the sample. Under load, sequences that just started may stay
-//! unexplained until a calm moment.
+//! Silent gateways share one entry, [`UNEXPLAINED`], and start no requests. So a bound holds until
+//! another gateway falls silent, which changes the entry's beat. A sample bounds the requests of
+//! the gateways that were in the entry at the plan before the sample. Under load, sequences that
+//! just started may stay unexplained until a calm moment.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -27,7 +28,8 @@ use crate::silence::END_AGE;
 use crate::silence::SURE_AGE;
 use crate::usage::{LocalUse, Page};
 
-/// Greatest age of a page when it is asked for: vLLM renews it with each step.
+/// Greatest age of a page's numbers when a member asks for the page. vLLM renews the numbers with
+/// each step.
 pub(crate) const PAGE_AGE: Duration = Duration::from_secs(1);
 /// After a longer time without a plan, the times of the last pages are forgotten.
 const GAP: Duration = Duration::from_secs(2);
@@ -39,7 +41,7 @@ type Beats = BTreeMap<String, u64>;
 struct Look {
     at: Duration,
     beats: Beats,
-    /// By backend: the fewest settled sequences of this member since the plan before.
+    /// By backend: the fewest settled sequences of this member since the previous plan.
     settled: BTreeMap<String, u64>,
 }
 
@@ -47,20 +49,22 @@ struct Look {
 struct Sample {
     at: Duration,
     before: Look,
-    /// The beats in this member's first write at least [`END_AGE`] later.
+    /// The beats in this member's first write at least [`END_AGE`] after `at`.
     after: Option<Beats>,
     /// Sequences that each engine reported.
     running: BTreeMap<String, u64>,
-    /// Sequences of this member that each engine had for sure, at least.
+    /// The fewest of this member's sequences that each engine had for sure.
     own: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Census {
     sample: Option<Sample>,
-    /// The beat of [`UNEXPLAINED`] and the most sequences left at that beat, by backend.
+    /// By backend: the beat of [`UNEXPLAINED`], and the most sequences of silent gateways at that
+    /// beat.
     bounds: BTreeMap<String, (u64, u64)>,
-    /// When an engine last sent a page, or else since when this member has asked for one.
+    /// By backend: when the engine last sent a page, or if it sent none, when this member first
+    /// asked.
     pages: BTreeMap<String, Duration>,
     /// The last plans, latest first.
     looks: VecDeque<Look>,
@@ -113,7 +117,8 @@ impl Census {
         self.bounds.retain(|_, (known, _)| beat == Some(*known));
     }
 
-    /// A sample of these pages, if an earlier plan saw the entry of silent gateways.
+    /// A sample of these pages. `None` unless [`UNEXPLAINED`] was in the ledger at the last plan
+    /// before the pages.
     fn sample(&self, at: Duration, pages: BTreeMap<String, Page>) -> Option<Sample> {
         let first = pages.values().map(|page| page.asked).min()?.saturating_sub(PAGE_AGE);
         let place = self.looks.iter().position(|look| look.at <= first)?;
@@ -134,14 +139,14 @@ impl Census {
         }
     }
 
-    /// The store confirmed this member's write, sent at `sent`.
+    /// The store confirmed the write that this member sent at `sent`.
     pub(crate) fn wrote(&mut self, sent: Duration, ledger: &Ledger) {
         if let Some(sample) = self.sample.as_mut().filter(|sample| sent >= sample.at + END_AGE) {
             sample.after.get_or_insert_with(|| beats(ledger));
         }
     }
 
-    /// When the engine last sent a page, or else since when this member has asked for one.
+    /// When the engine last sent a page, or if it sent none, when this member first asked.
     pub(crate) fn page(&self, backend: &str) -> Option<Duration> {
         self.pages.get(backend).copied()
     }
@@ -153,7 +158,7 @@ impl Census {
 }
 
 impl Sample {
-    /// Whether every other gateway that renews has written since this member did.
+    /// Whether every other gateway that renews has written since the write of `after`.
     fn is_complete(&self, own: &str, ledger: &Ledger, over: &BTreeSet<String>) -> bool {
         let Some(after) = &self.after else { return false };
         others(own, ledger, over).all(|(id, entry)| after.get(id).is_none_or(|beat| entry.beat > *beat))
@@ -162,8 +167,8 @@ impl Sample {
     /// The fewest sequences on a backend that belonged to gateways which renew.
     ///
     /// A sequence counts only [`SURE_AGE`] after the first token. Otherwise a sequence that began
-    /// after the page could replace one that ended before it, unseen, and hide a silent gateway's
-    /// request.
+    /// after the page could be counted in place of one that ended before it, whose end its gateway
+    /// has not seen. It would then explain a silent gateway's request.
     fn explained(&self, own: &str, backend: &str, ledger: &Ledger, over: &BTreeSet<String>) -> u64 {
         let settled = others(own, ledger, over).filter_map(|(id, entry)| {
             let windows = usize::try_from(entry.beat.checked_sub(*self.before.beats.get(id)?)?).ok()?;

@@ -3,12 +3,12 @@
 //!
 //! That gateway writes the closed backends with each renewal. Another gateway that has read them
 //! stops sending there before the next write, and a write replaces only a state that was read. So a
-//! gateway whose beat has passed the beat at the closing, and whose entry shows no slots in use,
-//! has no request left there. For silent gateways, [`UNEXPLAINED`](crate::UNEXPLAINED) shows the
-//! slots that the engine may still run.
+//! gateway has no request left there if the beat is higher than at the closing, and the entry shows
+//! no slots in use. For silent gateways, [`UNEXPLAINED`](crate::UNEXPLAINED) shows the slots that
+//! the engine may still run.
 //!
-//! A closing is lost with the object, or when a program that does not know the field writes. Then
-//! the gateway writes the closing again.
+//! A closing is lost with the object, or when a program that does not know the field `closed`
+//! writes. Then the gateway writes the closing again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::ledger::{Entry, Ledger, is_gateway};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Closing {
-    /// The other gateways, by closed backend; `None`: the closing is not written yet.
+    /// By closed backend: the other gateways; `None` while the closing is not written.
     backends: BTreeMap<String, Option<Others>>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Closing {
 struct Others {
     /// Gateways that may not know of the closing, with their beats at the closing.
     unaware: BTreeMap<String, u64>,
-    /// Whether other entries showed requests there at the last read.
+    /// Whether any other entry showed slots of the backend in use at the last read.
     run: bool,
 }
 
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(left_after(true, &all), 0, "neither has seen it");
         assert_eq!(left_after(false, &all), 0, "neither has seen it");
         assert_eq!(left_after(false, &[own, ("b", 8, 0, &[]), ("c", 3, 1, &[])]), 0, "c has a request there");
-        // c is silent. d joined later and knew of the closing.
+        // Gateway c is silent. Gateway d joined after the closing and knew of it.
         let mut gone = vec![own, ("b", 8, 0, &[][..]), ("d", 1, 0, &[][..])];
         assert_eq!(
             left_after(false, &[&gone[..], &[("#unexplained", 1, 1, &[])]].concat()),

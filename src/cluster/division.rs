@@ -1,13 +1,14 @@
 //! Divides a limit among gateways by demand, in whole units (max-min fairness with a floor).
 //!
-//! - Each gateway gets the demanded amount and an eighth more, and an even part of the rest. If the
-//!   sum exceeds the limit, all get the same amount, except gateways that want less: they get the
-//!   smaller amount.
-//! - Every gateway counts as wanting at least an eighth of an even share, and one unit if there are
-//!   enough for all: an idle gateway can admit a first request at once.
-//! - A gateway whose largest waiting request exceeds this amount gets that request's size: one
-//!   gateway at a time, the first in the line.
-//! - If fewer units exist than gateways that want one, the first in the line get one each.
+//! - Each gateway gets the amount that it demands, an eighth more, and an even part of the rest. If
+//!   the sum exceeds the limit, all get the same amount, except gateways that want less: they get
+//!   the amount that they want.
+//! - If there is a unit for every gateway, each counts as wanting at least one unit, and at least
+//!   an eighth of an even share. So an idle gateway can admit a first request at once.
+//! - A gateway whose largest waiting request exceeds this amount gets the size of that request.
+//!   Only one gateway gets this at a time: the first in the line.
+//! - If there are fewer units than gateways that demand one, the first gateways in the line get one
+//!   each.
 //!
 //! All gateways divide the same ledger alike, so their shares converge without overshooting.
 
@@ -18,7 +19,7 @@ pub struct Claim {
     pub wanted: u64,
     /// The size of the largest waiting request.
     pub need: u64,
-    /// Place in the line, the smallest first.
+    /// Place in the line; the smallest number is first.
     pub since: u64,
 }
 
@@ -56,7 +57,8 @@ fn one_each(capacity: u64, claims: &[Claim]) -> Vec<u64> {
     divided
 }
 
-/// Raises all amounts evenly up to the wanted ones, then adds the rest evenly. `None` gets nothing.
+/// Raises all amounts evenly, each up to the wanted amount, then adds the rest evenly. A claim with
+/// `None` gets nothing.
 fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     let mut open: Vec<usize> = (0..wants.len()).filter(|index| wants[*index].is_some()).collect();
     let mut divided = vec![0; wants.len()];
@@ -80,7 +82,7 @@ fn fill(capacity: u64, wants: &[Option<u64>]) -> Vec<u64> {
     divided
 }
 
-/// The first members get one more if the amount does not divide.
+/// Adds even parts of `amount`. If it cannot be divided evenly, the first claims get one more.
 fn evenly(amount: u64, to: &[usize], divided: &mut [u64]) {
     let Some(each) = amount.checked_div(to.len() as u64) else { return };
     let more = amount % to.len() as u64;

@@ -2,9 +2,9 @@
 //!
 //! One object of the store, a [`LeaseRecord`], names the leader. No two candidates lead at once:
 //!
-//! - A candidate leads after the store has confirmed a write with its identity over the state that
-//!   it read. The term lasts [`TERM`] of the lease, on the candidate's clock from when that write
-//!   was *sent*.
+//! - A candidate leads after it has written a record over the state that it read, and the store has
+//!   confirmed the write. The term lasts [`TERM`] of the lease, on the candidate's clock, from when
+//!   it *sent* that write.
 //! - Other candidates take the lead only after they saw the same version for longer than the lease,
 //!   on their own clocks. So at least a tenth of the lease lies between two terms, even if one
 //!   clock is a tenth too slow and the other a tenth too fast.
@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Fraction of the lease for which a confirmed renewal holds: numerator, denominator.
+/// Fraction of the lease for which a confirmed write gives the lead: numerator, denominator.
 pub const TERM: (u32, u32) = (2, 3);
-/// Lease seconds of a record that the leader has given up, as client-go writes.
+/// Lease seconds in the record of a leader that has given up the lead. client-go writes the same
+/// number.
 pub const RELEASED: u32 = 1;
 
 /// The leader, in the form of the `spec` of a `coordination.k8s.io` Lease, so that kubectl and
@@ -29,7 +30,7 @@ pub struct LeaseRecord {
     /// The leader's identity; absent: no gateway leads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder_identity: Option<String>,
-    /// Seconds that other candidates wait without a renewal.
+    /// Seconds without a renewal after which another candidate may take the lead.
     pub lease_duration_seconds: u32,
     /// Start of the lead, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,7 +43,7 @@ pub struct LeaseRecord {
     pub lease_transitions: u32,
 }
 
-/// An object that is not a record.
+/// The object is not a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the object is no record of who leads ({0}): remove it, or give the gateways another key (cluster.key)")]
 pub struct NotARecord(String);
@@ -100,9 +101,9 @@ impl Candidate {
     /// Notes the record and version that were read (`None`: no object) at `now`, at the time of day
     /// `time`. Returns the record to write over that version, if any.
     ///
-    /// A missing object has no version to watch. So a candidate that finds none first writes a
-    /// record without a holder, and waits for a lease. Only a released record ([`RELEASED`]) is
-    /// taken at once.
+    /// A missing object has no version to watch. So a candidate that finds no object first writes a
+    /// record without a holder, and waits for a lease. A candidate takes the lead at once only from
+    /// a released record ([`RELEASED`]).
     pub fn found(&mut self, now: Duration, found: Option<(&LeaseRecord, &str)>, time: &str) -> Option<LeaseRecord> {
         let version = found.map(|(_, version)| version.to_owned());
         let since = match &self.seen {
@@ -111,7 +112,7 @@ impl Candidate {
         };
         self.seen = Some(Seen { version, since });
         let Some((record, _)) = found else {
-            // A leader goes on: only the record was lost.
+            // A leader goes on leading, because only the record was lost.
             let holder = self.leads(now).then(|| self.id.clone());
             return (!self.resigned).then(|| self.new_record(holder, time));
         };
@@ -139,7 +140,7 @@ impl Candidate {
         self.until = self.sent.take().filter(|_| leads).map(|sent| sent + self.lease * TERM.0 / TERM.1);
     }
 
-    /// Another candidate wrote first, or the outcome is unknown.
+    /// Another candidate wrote first, or the outcome of the write is unknown.
     pub fn failed(&mut self) {
         self.sent = None;
     }
@@ -171,7 +172,7 @@ impl Candidate {
 
     fn own(&self, before: &LeaseRecord, time: &str) -> LeaseRecord {
         let (new, stays) = (self.new_record(Some(self.id.clone()), time), before.holder() == Some(&*self.id));
-        // A record that was made without a holder.
+        // A candidate that found no object wrote `before`, without a holder.
         let is_first = before.acquire_time.is_none() && before.holder().is_none();
         LeaseRecord {
             acquire_time: if stays { before.acquire_time.clone() } else { new.acquire_time },
@@ -189,7 +190,7 @@ impl Candidate {
         }
     }
 
-    /// The lease in seconds, rounded up, and more than in a released record.
+    /// The lease in seconds, rounded up, and at least one more than in a released record.
     fn seconds(&self) -> u32 {
         let whole = self.lease.as_secs() + u64::from(self.lease.subsec_nanos() > 0);
         u32::try_from(whole).unwrap_or(u32::MAX).max(RELEASED + 1)

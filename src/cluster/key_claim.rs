@@ -1,7 +1,8 @@
 //! A gateway's claim to the limits of an API key, as the ledger stores it.
 //!
-//! `keys.rs` divides the limits. A unit must mean the same at all gateways. The last unit is a
-//! separate JSON member, absent if 0, so that earlier versions can read the other units.
+//! `keys.rs` divides the limits. The limits are counted in units, in the same order at all
+//! gateways. The last unit is a separate JSON member, absent if 0, so that earlier versions can
+//! read the other units.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +13,7 @@ pub const UNITS: usize = 6;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Wire", into = "Wire")]
 pub struct KeyClaim {
-    /// In use or asked for.
+    /// Amount in use, plus the amount for which requests wait.
     pub wanted: [u64; UNITS],
     /// The largest request.
     pub largest: [u64; UNITS],
@@ -59,7 +60,7 @@ impl KeyClaim {
         name.len() + 120
     }
 
-    /// Whether the claim wants nothing, and so need not be written.
+    /// Whether the claim wants nothing. Such a claim is not written.
     pub fn is_none(&self) -> bool {
         self.wanted == [0; UNITS]
     }

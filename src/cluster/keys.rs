@@ -1,14 +1,14 @@
 //! Divides the limits of API keys among gateways, by stated demand.
 //!
 //! Once a renewal with a gateway's claims is written, the gateway uses its part of the
-//! [division](crate::division), less the amounts that other gateways use above their parts. A part
-//! grows before another has shrunk: while demand moves, the gateways may begin more than the limit
-//! for one renewal, at most the sum of the parts before and after. The excess counts until the
-//! requests end. After the lease, the requests of a silent gateway are not counted; in mode `keep`
-//! it goes on using the last part.
+//! [division](crate::division), less the amounts that other gateways use above their parts. One
+//! part may grow before another has shrunk. So while demand moves, the gateways may for one renewal
+//! begin more than the limit, at most the sum of the parts before and after. The excess counts
+//! until the requests end. After the lease of a silent gateway, the others no longer count the
+//! gateway's requests. In mode `keep` that gateway goes on using the last part.
 //!
-//! Bounds: all claims take a quarter of an object. The claims with the smallest demand are left
-//! out, and count as no demand.
+//! Bounds: all claims take a quarter of an object. Claims with the smallest demand are left out
+//! first, and count as no demand.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::division::{Claim, divide};
 use crate::key_claim::{KeyClaim, UNITS};
 use crate::ledger::{BYTES_MAX, Entry, Ledger, is_gateway};
 
-/// Writes by each gateway during which the first in the line for a scarce unit stays first.
+/// Writes by each gateway for which the order of gateways for a scarce unit stays the same.
 const TURN: u64 = 4;
 
-/// The largest claims, as many as each of `gateways` gateways may write.
+/// The largest claims that fit into the part of one of `gateways` gateways.
 pub(crate) fn bounded(claims: &BTreeMap<String, KeyClaim>, gateways: usize) -> BTreeMap<String, KeyClaim> {
     let mut left = BYTES_MAX / 4 / gateways.max(1);
     let mut by_demand: Vec<(&String, &KeyClaim)> = claims.iter().collect();

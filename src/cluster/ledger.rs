@@ -1,10 +1,11 @@
 //! The ledger: one JSON object in a store, which all gateways read and replace as a whole.
 //!
-//! Each gateway has an [`Entry`], with a [`Holding`] for each backend. The key is the gateway's
-//! name and a number that is new at every start: two processes with one name are two gateways.
-//! `writes` orders the turns of gateways.
+//! Each gateway has an [`Entry`], with a [`Holding`] for each backend. The key of an entry is the
+//! gateway's name and a number that is new at every start, so two processes with one name are two
+//! gateways. The number of `writes` orders the turns of gateways.
 //!
-//! Bounds: [`GATEWAYS_MAX`], [`BYTES_MAX`]. Errors: a newer version, and text that is not a ledger.
+//! Bounds: [`GATEWAYS_MAX`], [`BYTES_MAX`]. An object of a newer version, or one that is not a
+//! ledger, is [`Unreadable`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,16 +25,17 @@ pub const BYTES_MAX: usize = 1 << 20;
 ///
 /// The member that replaces a missing object puts the limit, less its own share, into this entry,
 /// which is taken back like the shares of a silent gateway. Other members move their last shares
-/// from it to themselves, but only during their lease, even in mode `keep`: later, other gateways
-/// may have received these shares. A member without a share admits nothing new until this entry is
-/// free. After an outage longer than the lease, this takes 1.25 leases and some seconds.
+/// from it to themselves, but only during their lease, even in mode `keep`, because later other
+/// gateways may have received these shares. A member without a share admits nothing new until the
+/// capacity of this entry is free. After an outage longer than the lease, this takes 1.25 leases
+/// and some seconds.
 pub const EARLIER: &str = "#earlier";
 /// The entry for capacity that requests of silent gateways may still use.
 pub const UNEXPLAINED: &str = "#unexplained";
-/// Time windows in a holding; see `census.rs`.
+/// Number of time windows in a holding; see `census.rs`.
 pub const WINDOWS: usize = 12;
-/// Most backends in a ledger. For another backend, the first by name is dropped, and counts as a
-/// backend of a lost object.
+/// Most backends in `known`. If one more comes, the first by name leaves `known`, and is then
+/// treated like a backend of a lost object.
 pub const BACKENDS_MAX: usize = 1_024;
 
 /// Whether an entry belongs to a gateway.
@@ -46,11 +48,12 @@ pub fn is_gateway(id: &str) -> bool {
 pub struct Ledger {
     /// Version of the program that wrote the object.
     pub version: u32,
-    /// Name of this object, to tell it from a lost one.
+    /// Name of this object, by which members distinguish it from a lost object.
     pub begun: String,
     /// Writes of this object so far.
     pub writes: u64,
-    /// Backends whose shares are all in this object, not in a lost one.
+    /// Backends of which this object holds all shares. Shares of other backends may be in a lost
+    /// object.
     pub known: BTreeSet<String>,
     /// Entries, by identity.
     pub gateways: BTreeMap<String, Entry>,
@@ -61,7 +64,8 @@ pub struct Ledger {
 pub struct Entry {
     /// Grows with every renewal.
     pub beat: u64,
-    /// Milliseconds for which a renewal is valid on the gateway's clock, from the time of sending.
+    /// Milliseconds for which a renewal is valid, on the gateway's clock, from the moment of
+    /// sending.
     pub lease_ms: u64,
     /// Whether the gateway keeps using the last shares after the lease.
     pub keeps: bool,
@@ -88,15 +92,17 @@ pub struct Holding {
     pub limit: Limit,
     /// The gateway's share of the limit.
     pub share: Amounts,
-    /// In use when the gateway wrote.
+    /// Amounts in use when the gateway wrote.
     pub used: Amounts,
-    /// In use or waiting for room when the gateway wrote.
+    /// Amounts in use, plus the amounts for which requests waited, when the gateway wrote.
     pub wanted: Amounts,
-    /// The largest request that waited, by unit.
+    /// By unit: the size of the largest request that waited.
     pub need: Amounts,
-    /// The write at which the gateway joined the line, by unit; 0: it is not in the line.
+    /// By unit: the number of the write at which the gateway joined the line; 0 if it is not in the
+    /// line.
     pub since: [u64; 4],
-    /// The fewest sequences that the engine had for sure, by window, latest first.
+    /// By time window, latest first: the fewest of this gateway's sequences that the engine had for
+    /// sure.
     pub settled: [u64; WINDOWS],
 }
 
@@ -169,7 +175,7 @@ impl Ledger {
 }
 
 impl Holding {
-    /// The share, or the use if that is more.
+    /// The share, or the amount in use if that is larger.
     pub(crate) fn held(&self, unit: Unit) -> u64 {
         self.share.get(unit).max(self.used.get(unit))
     }

@@ -16,18 +16,18 @@
 //! | page | an engine's report of the sequences that it has |
 //! | line | the gateways that use or want a unit, in the order of their turns (`line`) |
 //!
-//! - A write replaces only the state that a [`Member`] read, and raises no sum of shares above the
-//!   limit.
+//! - A write replaces only the state that a [`Member`] read. It never raises the sum of the shares
+//!   of a backend above the limit.
 //! - A member obeys a lower share before it sends that share, and a higher share once the store has
 //!   confirmed it. Until the outcome of a write is known, the smaller share counts. A read may be
 //!   stale, so it raises no share.
-//! - Shares of a silent gateway are freed as far as the requests of the other gateways explain the
-//!   engine's load (`census`).
+//! - A member frees shares of silent gateways as far as the requests of the other gateways explain
+//!   the load that the engine reports (`census`).
 //! - For the time after the lease, see [`Rules`]; after a loss of the object, see [`EARLIER`].
 //!
 //! API keys have simpler rules ([`keys`]). Fair queues share each owner's work ([`attained`]). One
-//! gateway may lead ([`election`]). No clock, I/O or randomness is used: times are on the member's
-//! monotonic clock. Bounds: [`GATEWAYS_MAX`].
+//! gateway may lead ([`election`]). No clock, I/O or randomness is used: the caller passes times of
+//! the member's monotonic clock. Bounds: [`GATEWAYS_MAX`].
 
 pub mod amounts;
 mod key_claim;

@@ -5,9 +5,9 @@
 //! [`unknown`](Member::unknown).
 //!
 //! A member computes the [division](crate::division) of each limit among the gateways that renew.
-//! The share rises towards that part as far as the limit has free capacity. It falls if another
-//! gateway lacks something, the limit shrank or the member leaves: then the member uses at once no
-//! more than the part, and the share follows as requests end.
+//! The share rises towards the member's part as far as the limit has free capacity. It falls if
+//! another gateway lacks capacity, the limit shrank or the member leaves. Then the member at once
+//! uses no more than the part, and the share falls as requests end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,9 +27,11 @@ use crate::silence::Silence;
 use crate::usage::{LocalUse, Usage};
 use crate::windows::Windows;
 
-/// Leases without a new beat of [`UNEXPLAINED`] after which mode `keep` frees all of that entry.
+/// Leases without a new beat of [`UNEXPLAINED`] after which mode `keep` frees all capacity in that
+/// entry.
 const KEEP_LEASES: u32 = 12;
-/// Leases without pages after which mode `keep` frees the capacity of an engine at once.
+/// Leases without a page of an engine after which mode `keep` at once frees the capacity that
+/// silent gateways hold there.
 const PAGE_LEASES: u32 = 2;
 
 /// Identity of a gateway in the ledger.
@@ -37,7 +39,7 @@ const PAGE_LEASES: u32 = 2;
 pub struct Identity {
     /// The configured name.
     pub name: String,
-    /// Different at every start.
+    /// A number that is different at every start.
     pub incarnation: u64,
 }
 
@@ -58,14 +60,15 @@ pub struct Rules {
     ///
     /// In mode `keep`, requests admitted after the lease may exceed an engine's limit, at most by
     /// the last share of each gateway. So may requests of silent gateways whose share was freed
-    /// unexplained: after twelve leases, or because the engine reports nothing.
+    /// although the engine's load was not explained: after twelve leases, or because the engine
+    /// sends no page.
     pub keep: bool,
 }
 
 /// The caller's next step with the object that was read.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
-    /// Replace the object by this, if it is still the one that was read.
+    /// Replace the object by this ledger, if the object is still in the state that was read.
     Write(Ledger),
     /// Write nothing this time.
     Wait,
@@ -97,9 +100,11 @@ pub struct Member {
     beat: u64,
     silence: Silence,
     census: Census,
-    /// Name of the last written object, its writes, and since when reads have shown fewer writes.
+    /// Name of the last written object.
     begun: String,
+    /// The number of writes of that object.
     writes: u64,
+    /// Since when reads have shown fewer writes.
     behind: Option<Duration>,
     keys: BTreeMap<String, KeyClaim>,
     closing: Closing,
@@ -220,7 +225,8 @@ impl Member {
         self.barred = false;
         let found = match found {
             Some(found) if found.begun == self.begun && found.writes < self.writes => {
-                // The read is stale, so a write would be refused; or the store lost writes.
+                // Either the read is stale and a write would be refused, or the store has lost
+                // writes.
                 let behind = *self.behind.get_or_insert(now);
                 if now.saturating_sub(behind) <= crate::silence::still_after(self.rules.lease) {
                     return Plan::Wait;
@@ -233,7 +239,7 @@ impl Member {
         self.closing.read(&self.id, found);
         let mut ledger = found.cloned().unwrap_or_else(|| Ledger::new(format!("{}/{}", self.id, self.beat + 1)));
         if self.silence.observe(now, &ledger) {
-            // The samples belong to another object.
+            // The census has samples of the earlier object.
             self.census = Census::default();
         }
         if !self.may_write(&ledger) {
@@ -278,7 +284,7 @@ impl Member {
         self.pending = None;
     }
 
-    /// The plan may be written already, later or never.
+    /// The store may have written the plan already, or may write it later or never.
     pub fn unknown(&mut self) {
         if self.pending.take().is_some() {
             self.beat += 1;
@@ -319,7 +325,7 @@ impl Member {
         }
     }
 
-    /// Whether the ledger has room, and no other process has this identity.
+    /// Whether the ledger has room for this gateway, and no other process has this identity.
     fn may_write(&mut self, ledger: &Ledger) -> bool {
         self.barred = match ledger.gateways.get(&self.id) {
             Some(entry) => entry.beat > self.beat,
@@ -338,7 +344,8 @@ impl Member {
         others.filter(|(id, entry)| self.silence.is_over(now, id, entry)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Frees the capacity of silent gateways, as far as others explain the load of the engines.
+    /// Frees the capacity of silent gateways as far as the other gateways explain the load of the
+    /// engines.
     fn take_back(&self, now: Duration, ledger: &mut Ledger, local: &LocalUse) {
         let given_up = self.rules.keep && self.silence.of(now, UNEXPLAINED) > self.rules.lease * KEEP_LEASES;
         let Some(entry) = ledger.gateways.get_mut(UNEXPLAINED) else { return };
@@ -360,7 +367,8 @@ impl Member {
         self.census.page(backend).is_some_and(|at| now.saturating_sub(at) > self.rules.lease * PAGE_LEASES)
     }
 
-    /// Writes this gateway's entry. Returns the room on each backend once the write is confirmed.
+    /// Puts this gateway's entry into the ledger. Returns the room on each backend once the write
+    /// is confirmed.
     fn write_own(&mut self, now: Duration, ledger: &mut Ledger, local: &LocalUse) -> BTreeMap<String, Amounts> {
         let old = ledger.gateways.get(&self.id).cloned();
         let gone = self.own.iter_mut().filter(|(backend, _)| !local.contains_key(*backend));
@@ -394,12 +402,12 @@ impl Member {
         rooms
     }
 
-    /// The initial share of a backend: the room that the member has under a lost object, at most
-    /// the share in [`EARLIER`]; nothing after the lease. The whole limit of a backend that the
-    /// object does not know goes into [`EARLIER`] first.
+    /// The initial share of a backend, moved out of [`EARLIER`]: the room that a lost object gave
+    /// this member, but at most the share in [`EARLIER`]. After the lease it is nothing. If the
+    /// object does not know the backend, the whole limit goes into [`EARLIER`] first.
     fn claim(&self, now: Duration, ledger: &mut Ledger, backend: &str, usage: &Usage) -> Amounts {
-        // After the lease, other gateways may have the share. In the same object, [`EARLIER`] does
-        // not contain it.
+        // After the lease, other gateways may have the share. In the object that this member wrote
+        // last, [`EARLIER`] does not contain it.
         let is_taken = ledger.begun == self.begun || self.is_over(now);
         let room = if is_taken { Amounts::default() } else { self.room(now, backend) };
         if !ledger.known.contains(backend) {
@@ -423,7 +431,7 @@ impl Member {
         claimed
     }
 
-    /// The holding of a backend, and the amounts to use.
+    /// The next holding of a backend, and the amounts that this gateway may use.
     fn divide_backend(&mut self, ledger: &Ledger, backend: &str, usage: &Usage, had: &Amounts) -> (Holding, Amounts) {
         let limit = ledger.limit(backend).min(&usage.limit);
         let own = self.own.entry(backend.to_owned()).or_default();

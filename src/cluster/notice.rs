@@ -1,7 +1,7 @@
 //! Notices for an operator: changes of the member's state, and signs of a wrong configuration.
 //!
-//! Each sign is reported once; the message gives the remedy. Bounds: [`NOTICES_MAX`] until the
-//! caller takes them.
+//! A member reports each sign once; the message gives the remedy. Bounds: at most [`NOTICES_MAX`]
+//! notices wait until the caller takes them.
 
 use std::fmt;
 
@@ -25,15 +25,15 @@ sluice_core::labels! {
     }
 }
 
-/// An event that an operator should know. A text is the identity of another gateway, unless a
-/// variant says otherwise.
+/// An event that an operator should know. A variant's text is the identity of another gateway,
+/// unless the variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// The standing changed from the first to the second.
     Stands(Standing, Standing),
     /// This member took the shares of a gateway that no longer renews.
     TookBack(String),
-    /// This member did not renew, and others took the shares.
+    /// This member did not renew in time, and other gateways took the shares.
     WasTakenBack,
     /// This member made an object, because there was none.
     Began,

@@ -1,7 +1,7 @@
 //! The amount towards which a gateway's share moves, and the shares of silent gateways.
 //!
-//! Arithmetic on one ledger. A share never rises above the amount that the limit leaves free, and
-//! never falls below the use.
+//! A share never rises above the amount that the other gateways leave of the limit, and never falls
+//! below the amount in use.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::amounts::{Amounts, Unit};
 use crate::division::{Claim, divide};
 use crate::ledger::{Entry, Holding, Ledger, UNEXPLAINED, is_gateway};
 
-/// One unit of a backend, as gateway `id` divides it.
+/// The inputs with which gateway `id` divides one unit of a backend.
 pub(crate) struct Division<'l> {
     pub(crate) ledger: &'l Ledger,
     pub(crate) id: &'l str,
@@ -20,8 +20,8 @@ pub(crate) struct Division<'l> {
 }
 
 impl Division<'_> {
-    /// Returns the amount to use and the next share, which is larger while more than the amount is
-    /// in use.
+    /// Returns the amount that the gateway may use, and the next share. The share is larger while
+    /// requests still use more than that amount.
     pub(crate) fn next(&self, own: &Holding) -> (u64, u64) {
         let unit = self.unit;
         let others = || self.ledger.holdings(self.backend).filter(|(id, _)| *id != self.id);
@@ -62,15 +62,16 @@ impl Division<'_> {
     }
 }
 
-/// Moves the holdings of silent gateways to [`UNEXPLAINED`]. A gateway that returns does not get
-/// them back: others may already use them.
+/// Moves the holdings of silent gateways to [`UNEXPLAINED`]. A silent gateway that renews again
+/// does not get them back, because others may already use them.
 pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
     let moved: Vec<Entry> = over.iter().filter_map(|id| ledger.gateways.remove(id)).collect();
     if moved.is_empty() {
         return;
     }
     let to = ledger.gateways.entry(UNEXPLAINED.to_owned()).or_default();
-    // A new beat voids the known bounds, which do not cover the gateways that are added now.
+    // The new beat voids the bounds of the census, which do not include the gateways that are added
+    // now.
     to.beat = ledger.writes + 1;
     for (backend, holding) in moved.into_iter().flat_map(|entry| entry.backends) {
         let held = Amounts::each(|unit| holding.held(unit));
@@ -80,13 +81,13 @@ pub(crate) fn move_over(ledger: &mut Ledger, over: &BTreeSet<String>) {
         let sum = to.backends.entry(backend).or_default();
         sum.limit = sum.limit.min(&holding.limit);
         sum.share = Amounts::each(|unit| sum.share.get(unit) + holding.share.get(unit));
-        // A gateway that lost the share and returned may use more than the new share.
+        // A gateway that lost the share and renewed again may use more than the new share.
         sum.used = Amounts::each(|unit| sum.used.get(unit) + held.get(unit));
     }
 }
 
 impl Holding {
-    /// Lowers the slots to this number, and other units in proportion, rounded up.
+    /// Lowers the slots to this number, and the other units in the same proportion, rounded up.
     pub(crate) fn shrink_to(&mut self, slots: u64) {
         self.share = shrunk(&self.share, slots);
         self.used = shrunk(&self.used, slots);

@@ -1,6 +1,7 @@
 //! A gateway's load of a pool. The gateway that decides the number of engines reads it.
 //!
-//! Ended requests are summed since the start of the gateway, so a failed renewal loses nothing.
+//! The sums over ended requests begin at the start of the gateway, so a failed renewal loses no
+//! request.
 
 use serde::{Deserialize, Serialize};
 

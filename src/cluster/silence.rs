@@ -1,36 +1,37 @@
 //! Finds gateways that no longer renew: their beats stand still.
 //!
 //! A gateway may use a share for the lease, counted from when it sent the renewal; others see the
-//! renewal later. The lease is over for sure when a gateway has seen the same beat for the lease
-//! times [`DRIFT`] (clocks differ in speed), plus [`TRANSIT`] (requests admitted in time may be on
-//! their way). A gateway is then *silent*.
+//! renewal later. The lease is over for sure when another gateway has seen the same beat for the
+//! lease times [`DRIFT`] (clocks differ in speed), plus [`TRANSIT`] (requests admitted in time may
+//! be on the way). The gateway with that beat is then *silent*.
 //!
-//! A time of more than half a lease in which a member did not look, such as an outage of the store,
-//! does not count: after an outage all gateways return at about the same time, and the first must
-//! not take shares that the others are about to renew.
+//! A time of more than half a lease in which a member read no ledger, such as an outage of the
+//! store, does not count. After an outage all gateways return at about the same time, and the first
+//! must not take shares that the others are about to renew.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::ledger::{Entry, Ledger, is_gateway};
 
-/// Tolerated ratio of two clocks: above 11/9, for clocks a tenth too fast and a tenth too slow.
+/// Tolerated ratio of the speeds of two clocks. It exceeds 11/9, for a clock a tenth too fast and
+/// one a tenth too slow.
 pub(crate) const DRIFT: (u32, u32) = (5, 4);
 /// Longest time from a request's admission until the engine counts it.
 pub(crate) const TRANSIT: Duration = Duration::from_secs(1);
 
 /// Longest time from a request's end at the engine until the gateway sees it, if the process pauses
-/// for at most [`PAUSE`], on the fastest clock. Requests that wait for their client may take
-/// longer.
+/// for at most [`PAUSE`], on the fastest clock. The end of a request that waits for its client may
+/// be seen later.
 pub const END_AGE: Duration = Duration::from_millis(500);
 /// After a longer pause, a process may see ends later than [`END_AGE`].
 pub const PAUSE: Duration = Duration::from_millis(200);
 /// Time after a sequence's first token from which the engine has it for sure. It exceeds
-/// [`END_AGE`] on clocks that differ by [`DRIFT`]: a new sequence must not hide one whose end is
-/// not seen yet.
+/// [`END_AGE`] even on clocks that differ by [`DRIFT`], because a new sequence must not hide one
+/// whose end is not seen yet.
 pub const SURE_AGE: Duration = Duration::from_millis(800);
 
-/// Time with the same beat after which the lease is over for sure.
+/// Time for which a member must see the same beat until the lease is over for sure.
 pub(crate) fn still_after(lease: Duration) -> Duration {
     lease * DRIFT.0 / DRIFT.1 + TRANSIT
 }
@@ -51,7 +52,7 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Returns whether the ledger is another object than the last one.
+    /// Notes the beats. Returns whether the ledger is another object than at the last call.
     pub(crate) fn observe(&mut self, now: Duration, ledger: &Ledger) -> bool {
         let is_other = self.begun != ledger.begun;
         if is_other {

@@ -1,6 +1,6 @@
 //! A gateway's use of each backend, measured between two plans.
 //!
-//! The caller counts the running and the waiting requests, and reads the engine's report.
+//! The caller counts this gateway's running and waiting requests, and reads the engine's report.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,9 +19,9 @@ pub struct Usage {
     pub limit: Limit,
     /// The most that requests of this gateway may use on the engine now.
     pub used: Amounts,
-    /// In use or waiting for room here.
+    /// Amounts in use, plus the amounts for which requests wait at this gateway.
     pub wanted: Amounts,
-    /// The largest waiting request, by unit.
+    /// By unit: the size of the largest waiting request.
     pub need: Amounts,
     /// The fewest sequences that were certainly on the engine at any moment since the last plan. A
     /// sequence is certain if its first token came at least [`SURE_AGE`] ago, no end was seen, and
@@ -35,7 +35,7 @@ pub struct Usage {
 /// An engine's report of its own load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// When the engine was asked, on the member's clock.
+    /// When the gateway asked the engine, on the member's clock.
     pub asked: Duration,
     /// Sequences at the engine, running and waiting.
     pub running: u64,

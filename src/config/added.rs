@@ -1,10 +1,10 @@
 //! An experiment that the admin API adds to the experiments of the file: a JSON object with the
 //! keys of `[[experiment]]`.
 //!
-//! The experiment becomes one more element of the document before anything is read, so the same
-//! definitions and rules apply to it.
+//! The experiment becomes one more element of the document's list before the document is read, so
+//! the same definitions and rules apply to it.
 //!
-//! Bounds: `MAX_EXPERIMENTS`, together with the experiments of the file.
+//! Bounds: at most `MAX_EXPERIMENTS` experiments of the API and of the file together.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
@@ -14,7 +14,7 @@ use super::origin::Origin;
 
 const LIST: &str = "experiment";
 
-/// An experiment as it was sent.
+/// An experiment as a client of the admin API sent it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AddedExperiment {
     /// The name, unique among all experiments.
@@ -29,7 +29,7 @@ pub(super) fn add(document: &mut Document, added: &[AddedExperiment]) {
     }
     let empty = || Entry { value: Value::List(Vec::new()), origin: Origin::Api };
     let list = document.root.entry(LIST.to_owned()).or_insert_with(empty);
-    // If the value is not a list, reading reports it.
+    // If the value is not a list, the reader of the document reports the problem.
     if let Value::List(elements) = &mut list.value {
         elements.extend(added.iter().map(|experiment| {
             let mut table = table(&experiment.keys);

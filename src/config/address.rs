@@ -1,7 +1,7 @@
 //! The address of a backend in the form in which requests and probes use it.
 //!
-//! The authority and the IP address are computed once, when a configuration is read, so that a
-//! request neither formats nor parses them. The endpoint is part of a backend's identity.
+//! The authority and the IP address are computed once, when a configuration is read, so that no
+//! request has to format or parse them. The endpoint is part of a backend's identity.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -20,11 +20,11 @@ pub struct Address {
     pub endpoint: Endpoint,
     /// `host:port`, as sent in a `Host` header.
     pub authority: Arc<str>,
-    /// The host, if it is an IP address: there is nothing to resolve.
+    /// The host, if it is an IP address, so that no name must be resolved.
     pub ip: Option<IpAddr>,
     /// How to connect with TLS; `None`: without TLS.
     pub tls: Option<ClientTls>,
-    /// Sent to the engine as a bearer token, instead of the client's.
+    /// The bearer token that the gateway sends to the engine, instead of the client's token.
     pub api_key: Option<Secret>,
     /// The kind of engine that listens there.
     pub engine: EngineKind,
@@ -32,19 +32,23 @@ pub struct Address {
     pub rank: Option<u16>,
     /// The port of the engine's metrics page, if it differs from the port of the endpoint.
     pub metrics_port: Option<u16>,
+    /// The port of the engine's KV events, if the pool uses them.
+    pub events: Option<u16>,
 }
 
 impl Address {
     /// The address of the vLLM server at `endpoint`.
     pub fn new(endpoint: Endpoint, tls: Option<ClientTls>, api_key: Option<Secret>) -> Self {
         let (authority, ip) = (endpoint.authority().into(), endpoint.host.parse().ok());
-        Self { endpoint, authority, ip, tls, api_key, engine: EngineKind::Vllm, rank: None, metrics_port: None }
+        let (engine, rank, metrics_port, events) = (EngineKind::Vllm, None, None, None);
+        Self { endpoint, authority, ip, tls, api_key, engine, rank, metrics_port, events }
     }
 
     /// The address of a configured backend and the means of connecting to it.
     pub fn of(backend: &Backend) -> Self {
         let address = Self::new(backend.target.endpoint(), backend.connection.clone(), backend.api_key.clone());
-        Self { engine: backend.engine, rank: backend.rank, metrics_port: backend.metrics_port, ..address }
+        let Backend { engine, rank, metrics_port, events, .. } = *backend;
+        Self { engine, rank, metrics_port, events, ..address }
     }
 
     /// Whether `other` is another rank of the same server, or the same rank.
@@ -52,7 +56,8 @@ impl Address {
         self.rank.is_some() && other.rank.is_some() && self.endpoint == other.endpoint
     }
 
-    /// The address of the metrics page, on a separate port or the same; `None`: there is no page.
+    /// The address of the metrics page, on a separate port or on the port of requests. `None` if
+    /// the engine has no such page.
     pub fn of_metrics(&self) -> Option<Cow<'_, Self>> {
         let port = self.metrics_port.or(self.engine.rules().metrics.as_ref()?.port);
         let Some(port) = port.filter(|port| *port != self.endpoint.port) else { return Some(Cow::Borrowed(self)) };

@@ -2,9 +2,9 @@
 //! through it.
 //!
 //! `server.admin` has the address of the port, `auth.admin_token` the token. With DNS rebinding, a
-//! malicious page in the operator's browser can reach the port under the page's host name, so only
-//! listed names are accepted. Only listed flags can be changed, because some flags make an engine
-//! run code.
+//! malicious page in the operator's browser can reach the port under the page's own host name, so
+//! the port accepts only listed names. Only listed flags can be changed, because some flags make an
+//! engine run code.
 
 use std::net::SocketAddr;
 
@@ -36,8 +36,8 @@ impl Admin {
         let host = host.trim_end_matches('.');
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let is_own = match bare.parse::<std::net::IpAddr>() {
-            // An address involves no DNS, so only a page that this machine served can have it as
-            // its origin.
+            // An address needs no DNS, so only a page that this machine served can have the address
+            // as origin.
             Ok(address) => {
                 let address = address.to_canonical();
                 address.is_loopback() || address == listen.ip().to_canonical() || listen.ip().is_unspecified()

@@ -1,4 +1,4 @@
-//! `[auth]`: who may send requests, for which models, and how many.
+//! `[auth]`: who may send requests, for which models, and how many requests.
 //!
 //! The configuration has only the SHA-256 of a key, so a leaked file opens nothing. Without keys
 //! the gateway is open, and a warning says so unless only this machine reaches it. Names of keys
@@ -70,9 +70,9 @@ impl Key {
 pub struct PriorityRange {
     /// The priority of a request that asks for none.
     pub default: i32,
-    /// The earliest priority.
+    /// The lowest number, which is served earliest.
     pub min: i32,
-    /// The latest priority.
+    /// The highest number, which is served latest.
     pub max: i32,
 }
 

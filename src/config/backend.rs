@@ -2,9 +2,9 @@
 //!
 //! The keys distinguish three kinds: `url` alone is an engine that runs without the gateway;
 //! `launch` is an engine that the gateway runs on this machine; `url` with `control` is an engine
-//! that commands start and stop elsewhere. The file has all three keys ([`BackendTable`]); the rest
-//! of the gateway sees a [`Target`]. A pool with a `kubernetes` table lists no backends: see
-//! `pods`.
+//! that commands start and stop elsewhere. In the file all three are keys of one table
+//! ([`BackendTable`]); the rest of the gateway sees a [`Target`]. A pool with a `kubernetes` table
+//! lists no backends: see `pods.rs`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,6 +42,9 @@ table! {
         /// Port of the engine's metrics page, if it is not the port of requests.
         pub(super) metrics_port: Option<u16> =
             optional("8002 with engine = \"triton\", otherwise the port of requests").example("8002");
+        /// Port of the engine's KV events (the endpoint in --kv-events-config) with prefix =
+        /// "events". Rank i of a server with several ranks publishes on this port plus i.
+        pub(super) events_port: Option<u16> = optional("5557, as vLLM").example("5558");
         /// Data-parallel ranks of the vLLM server (--data-parallel-size), each with a queue and a
         /// KV cache of its own. Each rank counts as a backend (NAME-0, NAME-1, ...) with the limits
         /// of the pool, and gets requests by X-Data-Parallel-Rank. Health, drain and restart
@@ -120,16 +123,16 @@ table! {
     }
 }
 
-/// One vLLM server. Pool name, backend name and address identify it over reloads.
+/// One vLLM server. To a reload, a backend with the same pool name, name and address is the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Backend {
-    /// Unique within the pool; a label of metrics and a response header.
+    /// The name, unique within the pool; a label of metrics and a response header.
     pub name: String,
     /// The address, and who runs the engine.
     pub target: Target,
     /// Share of new work relative to the other backends of the pool, above 0.
     pub weight: f64,
-    /// Sent upstream as `Authorization: Bearer`; `None`: no such header.
+    /// The token that is sent upstream as `Authorization: Bearer`; `None`: no such header.
     pub api_key: Option<Secret>,
     /// The `tls` table of this backend, if it has one.
     pub tls: Option<UpstreamTls>,
@@ -143,6 +146,10 @@ pub struct Backend {
     pub metrics_port: Option<u16>,
     /// The data-parallel rank that gets the requests; `None`: the engine chooses.
     pub rank: Option<u16>,
+    /// The port of the engine's KV events, if the backend names one.
+    pub events_port: Option<u16>,
+    /// The port on which the KV events of this rank come, if the pool uses events.
+    pub events: Option<u16>,
 }
 
 /// The address of a backend, and who runs the engine.
@@ -158,7 +165,7 @@ pub enum Target {
     Pod(Endpoint, PodEngine),
 }
 
-/// The data for starting a pod's engine with other arguments.
+/// The data that the gateway needs to start a pod's engine with other arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodEngine {
     /// The pod.
@@ -173,8 +180,8 @@ pub struct PodEngine {
     pub args: BTreeMap<String, ArgValue>,
 }
 
-/// Keys of [`Launch`] that earlier versions lack. If such a key is absent, the digest is as without
-/// it, so an upgrade of the gateway restarts no engine.
+/// Keys of [`Launch`] that earlier versions of the gateway lack. If such a key is absent, it does
+/// not enter the digest, so an upgrade of the gateway restarts no engine.
 const ADDED_KEYS: [&str; 3] = ["copies", "mps_percent", "share"];
 
 impl Launch {
@@ -194,8 +201,8 @@ impl Launch {
 }
 
 impl PodEngine {
-    /// All data that distinguishes the engine from others, secrets in clear, for a digest. Without
-    /// the address, which each start changes.
+    /// All data that distinguishes the engine from others, secrets in clear, for a digest. The
+    /// address is left out, because each start of the pod changes it.
     fn compared(&self) -> Vec<u8> {
         let args: Vec<_> = self.args.iter().map(|(name, value)| (name, value.expose())).collect();
         let place = (&self.pod, &self.namespace, &self.statefulset, &self.container);
@@ -205,8 +212,8 @@ impl PodEngine {
 }
 
 impl Target {
-    /// All data that distinguishes the target from others, secrets in clear: for a digest, not to
-    /// store or show.
+    /// All data that distinguishes the target from others, secrets in clear. The bytes are for a
+    /// digest, and must not be stored or shown.
     pub fn compared(&self) -> Vec<u8> {
         let names = Names::default();
         let mut bytes = Vec::new();
@@ -232,8 +239,8 @@ impl Target {
         }
     }
 
-    /// The target without the flags that are settings, and these flags; `None` for an external
-    /// backend. Secret flags stay with the target.
+    /// The target with only the flags that are secret, and separately the other flags. `None` for
+    /// an external backend.
     pub fn without_settings(&self) -> Option<(Self, BTreeMap<String, ArgValue>)> {
         let mut target = self.clone();
         let args = match &mut target {
@@ -265,8 +272,19 @@ impl Setting for Backend {
     const SHAPE: Shape = BackendTable::SHAPE;
 
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
-        let BackendTable { name, url, weight, api_key, metrics_port, ranks: _, rank, tls, launch, control } =
-            BackendTable::read(written, place, key, report)?;
+        let BackendTable {
+            name,
+            url,
+            weight,
+            api_key,
+            metrics_port,
+            events_port,
+            ranks: _,
+            rank,
+            tls,
+            launch,
+            control,
+        } = BackendTable::read(written, place, key, report)?;
         let is_written = |key: &str| report.is_written(&format!("{}.{key}", place.path));
         let problem = match (is_written("url"), is_written("launch")) {
             (true, true) => Some((place.path.clone(), Situation::UrlAndLaunch)),
@@ -279,7 +297,8 @@ impl Setting for Backend {
         if let Some((path, situation)) = problem {
             report.add_at(&path, situation);
         }
-        // Without a usable address a problem was reported. Rules that compare targets skip port 0.
+        // If there is no usable address, a problem was reported. Rules that compare targets skip
+        // port 0.
         let nowhere = || Endpoint { https: false, host: String::new(), port: 0, prefix: String::new() };
         let target = match (launch, control, url.unwrap_or_else(nowhere)) {
             (Some(launch), _, _) => Target::Launch(launch),
@@ -287,12 +306,25 @@ impl Setting for Backend {
             (None, None, url) => Target::Url(url),
         };
         let engine = EngineKind::default();
-        let (connection, cordoned) = (None, false);
-        Some(Self { name, target, weight, api_key, tls, connection, cordoned, engine, metrics_port, rank })
+        let (connection, cordoned, events) = (None, false, None);
+        Some(Self {
+            name,
+            target,
+            weight,
+            api_key,
+            tls,
+            connection,
+            cordoned,
+            engine,
+            metrics_port,
+            rank,
+            events_port,
+            events,
+        })
     }
 
     fn show(&self, names: &Names) -> Shown {
-        let Self { name, target, weight, api_key, metrics_port, rank, tls, .. } = self.clone();
+        let Self { name, target, weight, api_key, metrics_port, rank, events_port, tls, .. } = self.clone();
         let identity = format!("{name} {}", target.endpoint());
         let (url, launch, control) = match target {
             Target::Url(url) | Target::Pod(url, _) => (Some(url), None, None),
@@ -300,8 +332,9 @@ impl Setting for Backend {
             Target::Control(url, control) => (Some(url), None, Some(control)),
         };
         let ranks = None;
-        let mut shown =
-            BackendTable { name, url, weight, api_key, metrics_port, ranks, rank, tls, launch, control }.show(names);
+        let table =
+            BackendTable { name, url, weight, api_key, metrics_port, events_port, ranks, rank, tls, launch, control };
+        let mut shown = table.show(names);
         if let Shown::Table(table) = &mut shown {
             table.identity = identity;
         }
@@ -312,7 +345,7 @@ impl Setting for Backend {
 /// The value of a flag of an engine.
 pub type ArgValue = FlagValue<Secret>;
 
-/// Whether the value, as the value of the flag `name`, is secret.
+/// Whether the value of the flag `name` is secret.
 pub fn is_secret_arg(name: &str, value: &ArgValue) -> bool {
     let holds = |text: &String| is_reference(text) || has_secret_key(text);
     match value {

@@ -1,10 +1,10 @@
 //! `[server.tls]` and `[pool.tls]`: certificates and private keys of the gateway, and the CAs that
 //! it trusts.
 //!
-//! The files are read with the configuration, and rustls' settings are built here. So a key that
-//! does not match its certificate is reported like any other problem, and a reload with such a key
-//! changes nothing. Configurations are compared by the content of the files, so a certificate that
-//! was renewed in place counts as a change.
+//! The files are read with the configuration, and the settings for rustls are built here. So a key
+//! that does not match the certificate is reported like any other problem, and a reload with such a
+//! key changes nothing. Configurations are compared by the content of the files, so a certificate
+//! that was renewed in place counts as a change.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,7 +20,7 @@ use super::table::table;
 use super::value::words;
 use crate::tls::{Certificates, ClientCertificates, ClientSettings, ClientTls, PrivateKey, Roots, TlsError};
 
-/// Mode bits of a file that all users of the machine may read or write.
+/// Mode bits with which all users of the machine may read or write a file.
 const FOR_ALL_USERS: u32 = 0o006;
 
 table! {
@@ -155,7 +155,8 @@ pub struct UpstreamTls {
 }
 
 impl UpstreamTls {
-    /// The TLS settings for the engine on `host` without a `tls` table: the CAs of this machine.
+    /// The TLS settings for the engine on `host` if there is no `tls` table. They trust the CAs of
+    /// this machine.
     pub(super) fn system(host: &str) -> Result<Option<ClientTls>, TlsError> {
         Ok(ClientSettings::new(Roots::System, None)?.to(host))
     }
@@ -228,7 +229,7 @@ pub struct PemFile<T> {
 }
 
 pub(super) trait Pem: Sized {
-    /// Whether to warn if all users may read or write the file.
+    /// Whether the gateway warns if all users may read or write the file.
     const SECRET: bool;
 
     fn from_pem(text: &[u8]) -> Result<Self, TlsError>;

@@ -1,14 +1,15 @@
-//! `[[class]]`: kinds of requests by which latency is shown, alerted on and judged, whatever pool
-//! and engine serve them.
+//! `[[class]]`: kinds of requests. Latency is shown, alerted on and judged for each kind, whichever
+//! pool and engine serve the requests.
 //!
 //! A request belongs to the first class whose conditions all hold, otherwise to [`OTHER_CLASS`].
-//! The length is the estimate, or the engine's count once the request has ended. Bound:
+//! The length of a prompt is the estimate, or the engine's count once the request has ended. Bound:
 //! [`limits::MAX_CLASSES`] classes.
 //!
 //! Without `[[class]]` the classes follow from the lengths at which the configuration treats
 //! prompts differently: the ends of the pools' ranges and the thresholds of permits, or
-//! [`USUAL_BOUNDARY`] if there is none. Two classes are "short" and "long", three "short", "medium"
-//! and "long", and more are named by their ends, such as "to-2k" and "from-16k".
+//! [`USUAL_BOUNDARY`] if there is none. Two classes have the names "short" and "long", and three
+//! "short", "medium" and "long". More classes are named by their ends, such as "to-2k" and
+//! "from-16k".
 
 use super::limits;
 use super::pool::{Pool, PromptRange};
@@ -80,7 +81,7 @@ impl Class {
         }
     }
 
-    /// The share of the requests in `pool` that should meet all targets.
+    /// The share of this class's requests in `pool` that should meet all targets.
     pub fn attainment_in(&self, pool: &Pool) -> f64 {
         if self.slo.objectives().is_empty() { pool.slo.attainment } else { self.slo.attainment }
     }
@@ -111,7 +112,7 @@ pub(super) fn derived(pools: &[Pool]) -> Vec<Class> {
     let mut ends: Vec<u64> = pools.iter().filter(|pool| !pool.arms_only).flat_map(ends).collect();
     ends.sort_unstable();
     // A prompt as long as the threshold needs no permit, so that end is one token above the
-    // threshold, where a pool usually begins. Both count as one end.
+    // threshold, at which a pool usually begins. The two count as one end.
     ends.dedup_by(|later, earlier| *later <= *earlier + 1);
     if ends.is_empty() {
         ends.push(USUAL_BOUNDARY);

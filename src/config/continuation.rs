@@ -1,6 +1,6 @@
-//! Streams that continue on another engine, after a failure or because their engine leaves service.
-//! The gateway decides for each request whether the continuation is exact
-//! (`core/openai/not_continued.rs`).
+//! `retry.continue` and `[drain]`: streams that continue on another engine, after a failure or
+//! because their engine leaves service. The gateway decides for each request whether the
+//! continuation is exact (`core/openai/not_continued.rs`).
 
 use std::time::Duration;
 

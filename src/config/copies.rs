@@ -3,11 +3,11 @@
 //!
 //! The document is changed before it is read, so the rest of the gateway knows only backends with
 //! one process each. Copy `i` of the backend `worker` is the backend `worker-i`. It gets the port
-//! `port + i`, and the device at position `i` of `gpu`, modulo the length of the list. So another
-//! number of copies changes no copy that stays.
+//! `port + i`, and the device at position `i` of `gpu`, modulo the length of the list. So a change
+//! of the number of copies does not change the copies that stay.
 //!
 //! A `copies` that cannot be read stays in the document, and reading reports it. A mistake in the
-//! table of the backend concerns all copies and is reported once ([`once`]). Bounds:
+//! table of the backend is in all copies, but is reported once ([`once`]). Bounds:
 //! [`MAX_COPIES`](super::limits::MAX_COPIES) for each backend; at [`MAX_BACKENDS`] the expansion
 //! ends, and reading reports that there are too many.
 
@@ -17,7 +17,7 @@ use super::problem::{Problem, Situation};
 use super::ranks;
 
 /// Replaces each backend that has `launch.copies` by the copies, and each backend that has `ranks`
-/// by the ranks. Returns the paths of all copies and ranks but the first of each backend.
+/// by the ranks. For each such backend, returns the paths of all copies and ranks except the first.
 pub(super) fn expand(document: &mut Document, problems: &mut Vec<Problem>) -> Vec<String> {
     let mut further = Vec::new();
     let mut count = 0;
@@ -49,7 +49,8 @@ pub(super) fn expand(document: &mut Document, problems: &mut Vec<Problem>) -> Ve
     further
 }
 
-/// The number of copies of a backend; `None`: it has none, or the number cannot be used.
+/// The number of copies of a backend. `None` if the backend has no `copies`, or the number cannot
+/// be used.
 fn copies(backend: &Entry) -> Option<usize> {
     let Value::Int(copies) = launch_of(backend)?.get("copies")?.value else { return None };
     usize::try_from(copies).ok().filter(|copies| (1..=MAX_COPIES).contains(copies))
@@ -59,7 +60,7 @@ fn launch_of(backend: &Entry) -> Option<&Table> {
     backend.value.table()?.get("launch")?.value.table()
 }
 
-/// The problem that the last copies would have ports above the highest one.
+/// The problem that the last copies would have ports above 65535, if they would.
 fn beyond_ports(backend: &Entry, copies: usize, path: &str) -> Option<Problem> {
     let entry = launch_of(backend)?.get("port")?;
     let Value::Int(port) = entry.value else { return None };
@@ -84,7 +85,7 @@ fn copy(backend: &Entry, number: usize) -> Entry {
     if let Some(Entry { value: Value::Int(port), .. }) = launch.get_mut("port")
         && (1..=i64::from(u16::MAX)).contains(port)
     {
-        // A port above the highest one was reported; port 0 clashes with no other backend.
+        // A port above 65535 was reported before; port 0 clashes with no other backend.
         let own = *port + number as i64;
         *port = if own > i64::from(u16::MAX) { 0 } else { own };
     }
@@ -97,7 +98,7 @@ fn copy(backend: &Entry, number: usize) -> Entry {
     backend
 }
 
-/// Removes problems of further copies that the first copy, or the list of ports, has as well.
+/// Removes problems of further copies that are already reported for the first copy.
 pub(super) fn once(problems: &mut Vec<Problem>, further: &[String]) {
     let is_further = |problem: &Problem| {
         further.iter().any(|path| {

@@ -2,7 +2,7 @@
 //!
 //! An origin is written exactly as browsers send it in `Origin`: scheme, host and port, in lower
 //! case, without the default port and without a path (RFC 6454, 6.2). Any other spelling would
-//! match no page, so it is refused, and the message shows the right one.
+//! match no page, so the spelling is refused, and the message shows the right one.
 //!
 //! There is no setting for credentials. Keys travel in headers that a page sets itself, never in
 //! cookies, so the gateway never sends `Access-Control-Allow-Credentials`, which browsers refuse

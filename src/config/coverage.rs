@@ -1,10 +1,10 @@
-//! Checks that every request has exactly one home, and may spill to the pools that the home pool
-//! names.
+//! Checks that every request has exactly one home, and that the pools to which the home pool spills
+//! can serve the request.
 //!
-//! For each declared model, and once for models that only `"*"` pools serve, the ranges of the
-//! pools that serve it must cover every prompt length exactly once: sorted by their begin, each
-//! must begin where the one before ends. Spilling in circles is allowed and useful (two pools that
-//! help each other), since a request spills at most once.
+//! For each declared model, the ranges of the pools that serve it must cover every prompt length
+//! exactly once: sorted by begin, each range must begin where the previous range ends. The ranges
+//! of the pools with `"*"` must do so too, for models that are not declared. Two pools may spill to
+//! each other, because a request spills at most once.
 //!
 //! Pools that only arms of experiments name are left out. So are pools whose models or range have a
 //! problem, because their coverage is unknown.
@@ -18,7 +18,7 @@ use super::report::{Place, Report};
 use super::root::Config;
 use sluice_core::base::{ModelId, Tokens};
 
-/// A pool and its path, and whether models and range are free of problems.
+/// A pool with the path, and whether models and range are free of problems.
 struct CoveringPool<'c> {
     pool: &'c Pool,
     path: String,
@@ -35,7 +35,8 @@ pub(super) fn check(config: &Config, report: &mut Report<'_>) {
     };
     let candidates: Vec<CoveringPool<'_>> = config.pools.iter().enumerate().map(candidate).collect();
     let all_sound = candidates.iter().all(|candidate| candidate.sound);
-    // Models served by the same pools have the same gaps, which are reported once.
+    // If several models are served by the same pools, they have the same gaps, which are reported
+    // once.
     let mut judged = BTreeSet::new();
     for (index, model) in config.models.iter().enumerate() {
         let serves = |pool: &Pool| !pool.arms_only && pool.models.includes(ModelId::new(index));
@@ -92,7 +93,8 @@ fn check_cover(
     }
 }
 
-/// The place of a pool's range; if it was not written, the place of the pool.
+/// The place of a pool's range in the file. If the range was not written, it is the place of the
+/// pool.
 fn range_place(candidate: &CoveringPool<'_>, report: &Report<'_>) -> Place {
     report.place(&format!("{}.prompt_tokens", candidate.path))
 }

@@ -1,9 +1,9 @@
 //! The changes of a reload: the difference between the running configuration and a new one.
 //!
-//! Both are compared key by key. Pools, models and keys are the same if their names are; a backend
-//! is the same if name and address are. So a backend that moved counts as one removed and one
-//! added, and no counter of the old place is carried over. A key's definition says if only a
-//! restart applies a change.
+//! Both are compared key by key. Pools, models and API keys are identified by name, and backends by
+//! name and address. So a backend that moved counts as one removed and one added, and the new one
+//! gets no counter of the old one. The definition of a configuration key says if only a restart
+//! applies a change.
 //!
 //! A change is named like a key of `--set`: `pool.short.queue.length`. Secrets are compared, never
 //! shown.
@@ -53,7 +53,8 @@ impl fmt::Display for Change {
         }
         f.write_str(match self.applied {
             Applied::AtOnce => "",
-            // A successor process reads the file again and makes its own sockets and threads.
+            // In an upgrade, the successor process reads the file again and makes its own sockets
+            // and threads.
             Applied::AfterRestart if self.path.starts_with("server.") => {
                 "; needs a restart or an upgrade, the running value stays"
             }
@@ -71,8 +72,8 @@ pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
 }
 
 struct Comparison {
-    /// When the changes are applied: the rule of the innermost enclosing key that is not applied at
-    /// once.
+    /// When the changes that are now compared are applied: by the rule of the innermost enclosing
+    /// key whose changes are not applied at once.
     applied: Applied,
     changes: Vec<Change>,
 }

@@ -1,9 +1,9 @@
 //! Rules about experiments: arms that can be served, weights that add up, and one experiment for
 //! each request.
 //!
-//! Two experiments that could both want a request would bias each other. Models, keys, classes, or
-//! parts of one layer that do not overlap must separate them. As in `rules.rs`, no rule is applied
-//! to a value that already has a problem.
+//! Two experiments that could both want a request would bias each other. So they must differ in
+//! models, keys or classes, or have parts of one layer that do not overlap. As in `rules.rs`, no
+//! rule is applied to a value that already has a problem.
 
 use super::auth::Auth;
 use super::backend::Backend;
@@ -150,7 +150,7 @@ fn check_backends(named: &[String], backends: &[Backend], path: &str, report: &m
     }
 }
 
-/// A model of the arm's requests that the arm's pool does not serve.
+/// A model that the requests of an arm may have and that the arm's pool does not serve.
 fn unserved(pool: &Pool, own: Option<ModelId>, models: &ModelScope, declared: &[Model]) -> Option<String> {
     let ModelScope::Only(served) = &pool.models else { return None };
     let missing = match (own, models) {

@@ -1,7 +1,7 @@
-//! `queue.fair`: the owner of a request in a pool whose owners take turns.
+//! `queue.fair`: who the owner of a request is, in a pool whose owners take turns.
 //!
-//! The value is a word, or a table with the name of a header. If it is unset, API keys are the
-//! owners if any are configured.
+//! The value is a word, or a table with the name of a header. If it is absent, API keys are the
+//! owners, or without API keys, all requests have one owner.
 
 use super::file::{Entry, Value};
 use super::key::KeySpec;

@@ -2,8 +2,9 @@
 //! checked.
 //!
 //! serde would stop at the first problem, but a report must list every problem. So this is a tree
-//! of values, each with an [`Origin`]; `set.rs` changes it, `table.rs` reads it key by key. Syntax
-//! errors are all reported, too, since the parser recovers. TOML's dates are read as texts.
+//! of values, each with an [`Origin`]; `set.rs` changes it, `table.rs` reads it key by key. All
+//! syntax errors are reported too, because the parser goes on after an error. TOML's dates are read
+//! as texts.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +70,7 @@ impl Value {
 }
 
 impl Document {
-    /// Reads TOML. An error has every place where the text is not TOML.
+    /// Reads TOML. The error lists every place where the text is not TOML.
     pub(super) fn parse(text: &str) -> Result<Self, Vec<Problem>> {
         let lines = Lines::of(text);
         let (table, errors) = DeTable::parse_recoverable(text);
@@ -100,7 +101,7 @@ impl Document {
         }
         let mut problems = Vec::new();
         let mut entries = table_of(table.get_ref(), "", &|_| origin, &mut problems);
-        // A number that does not fit becomes a text, which no key for numbers accepts.
+        // A number that is too large becomes a text, which no key for numbers accepts.
         if problems.is_empty() { entries.remove("x") } else { None }
     }
 

@@ -64,6 +64,12 @@ table! {
         /// Engines sleep between turns (launch.share), and before autoscaling stops them, if they
         /// have enable-sleep-mode.
         pub asleep: Option<Duration> = optional_duration("it sleeps until it is wanted").example("1h");
+        /// Return of an engine to earlier settings, when a change of settings fails or the tuner
+        /// takes it back: "start" starts an engine with them; "wake" keeps the old engine asleep
+        /// until the new settings have settled, and wakes it. "wake" needs enable-sleep-mode in
+        /// launch.args, nvidia-smi, and memory of the host for the weights; without room, the old
+        /// engine is stopped. The new engine listens on the highest free port of `ports`.
+        pub rollback: Rollback = default("start");
         /// Largest share of the slots of the other backends that may be in use during a planned
         /// restart. The restart is refused if more would be in use.
         pub headroom: f64 = default("0.8").within("0.01", "1");
@@ -87,5 +93,15 @@ words! {
         Stop = "stop",
         /// They go on running, and the next gateway finds them.
         Keep = "keep",
+    }
+}
+
+words! {
+    /// How an engine returns to earlier settings.
+    pub enum Rollback {
+        /// An engine is started with them.
+        Start = "start",
+        /// The old engine sleeps meanwhile, and wakes.
+        Wake = "wake",
     }
 }

@@ -21,13 +21,13 @@ pub(super) type Check = fn(&str) -> Result<(), Situation>;
 pub(super) struct KeySpec {
     pub(super) name: &'static str,
     pub(super) doc: &'static [&'static str],
-    /// Applies when the key is absent.
+    /// The effect of an absent key.
     pub(super) fallback: Fallback,
     pub(super) bounds: Option<(&'static str, &'static str)>,
-    /// A rule for each text: the value, or the elements of a list.
+    /// A rule for the value if it is a text, or for each text of a list.
     pub(super) check: Option<Check>,
     pub(super) max_entries: usize,
-    /// A value for the reference file, if there is no default.
+    /// A value for the reference file. A key with a default may have one too.
     pub(super) example: Option<&'static str>,
     /// Whether the reference file shows the key in force although it is optional.
     pub(super) in_force: bool,
@@ -49,13 +49,13 @@ pub(super) enum Applied {
 /// The effect of an absent key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fallback {
-    /// Takes this value.
+    /// The key has this value.
     Default(&'static str),
-    /// Takes the value that fits this machine.
+    /// The key has a value that depends on this machine.
     OfMachine(OfMachine),
-    /// Has no value; the text describes the effect.
+    /// The key has no value; the text describes the effect.
     Nothing(&'static str),
-    /// Is a problem; the text is a hint.
+    /// The absence is a problem; the text is a hint.
     Required(&'static str),
     /// A table with the defaults of all keys.
     Table,
@@ -74,9 +74,10 @@ impl OfMachine {
         let number = |count: u64| Value::Int(i64::try_from(count).unwrap_or(i64::MAX));
         match self {
             Self::Cores => number(machine.cores as u64),
-            // A quarter of the memory, in whole MiB, which read better.
+            // A quarter of the memory, in whole MiB because they are easier to read.
             Self::BodyMemory => Value::Text(format!("{}MiB", (machine.memory >> 22).max(1))),
-            // Most connections of clients also need a connection to an engine.
+            // Half of the files, because most connections of clients also need a connection to an
+            // engine.
             Self::Connections => {
                 let files = machine.files.saturating_sub(limits::RESERVED_FILES) / 2;
                 number(files.clamp(limits::FEWEST_CONNECTIONS, limits::DEFAULT_CONNECTIONS))
@@ -99,7 +100,7 @@ impl OfMachine {
 const DURATION: (&str, &str) = ("1us", "30d");
 /// Bounds that only keep arithmetic safe; the reference file does not mention them.
 pub(super) const TECHNICAL_MAXIMA: &[&str] = &[DURATION.1, limits::TOKENS, limits::COUNT];
-/// Enough for any list of words.
+/// The most entries of a list whose key sets no other bound.
 const MAX_WORDS: usize = 256;
 
 const fn key(fallback: Fallback) -> KeySpec {

@@ -1,8 +1,8 @@
 //! The ways to a [`Config`]: a file, a text, or the flags of `sluice serve`.
 //!
-//! All of them become a document and pass the same checks; flags are first written as a small
-//! document. `--set` then changes the document, whatever the source. Relative paths in a file start
-//! at the folder of the file, so that the gateway does not depend on the folder where it was
+//! All of them become a document and pass the same checks. Flags are first written as the text of a
+//! small document. `--set` then changes the document, whatever the source. Relative paths in a file
+//! start at the folder of the file, so that the gateway does not depend on the folder where it was
 //! started.
 
 use std::fmt::Write as _;
@@ -39,7 +39,7 @@ const FLAG_SHORT_SLOTS: u32 = 64;
 /// much of the KV cache.
 const FLAG_LONG_SLOTS: u32 = 16;
 
-/// A configuration, with the origins of the values and the warnings.
+/// A configuration that was read, with the origins of the values and the warnings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     /// The configuration.
@@ -68,7 +68,7 @@ pub struct Flags {
 }
 
 impl Config {
-    /// Reads a file, applies `--set` texts, checks everything.
+    /// Reads a file, applies `--set` texts and checks the result.
     ///
     /// # Errors
     /// Every problem at once. The caller exits with 78, or keeps the present configuration.
@@ -112,8 +112,8 @@ impl Config {
         parse_with(text, source, (sets, &[]), surroundings)
     }
 
-    /// Makes a configuration of flags: one pool for everything, as in `config/one-pool.toml`; or,
-    /// with long backends, a short pool and a long one that spills into it. Long prefills are
+    /// Makes a configuration of flags. It has one pool, as in `config/one-pool.toml`, or with long
+    /// backends a short pool, and a long pool that spills into the short one. Long prefills are
     /// bounded on every backend.
     ///
     /// # Errors
@@ -193,8 +193,8 @@ fn written(flags: &Flags) -> String {
     out
 }
 
-/// Writes backends. A backend is named by host and port, which an operator recognises, or by number
-/// if host and port are no valid name or are taken.
+/// Writes backends. A backend is named by host and port, which an operator recognises. If that is
+/// no valid name, or is taken, the name is a number.
 fn backends(out: &mut String, urls: &[String]) {
     let mut names: Vec<String> = Vec::new();
     for (index, url) in urls.iter().enumerate() {

@@ -43,7 +43,7 @@ table! {
 /// The models to which something applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelScope {
-    /// `"*"`: every declared model, and any other that the backends report.
+    /// `"*"`: every declared model, and any other model that the backends report.
     All,
     /// Only these models; at least one, in order of the configuration, without repetition.
     Only(Vec<ModelId>),
@@ -82,8 +82,8 @@ impl Setting for ModelScope {
                 None => report.add(place, unknown(name, &report.names)),
             }
         }
-        // With a wrong name the intended models are unknown; rules about models then leave the pool
-        // out.
+        // If a name is wrong, the intended models are unknown, and rules about models leave the
+        // pool out.
         Some(if star || !report.is_sound(&place.path) { Self::All } else { Self::Only(found) })
     }
 

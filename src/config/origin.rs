@@ -21,7 +21,7 @@ pub enum Origin {
         /// Column in characters, from 1.
         column: usize,
     },
-    /// `--set` on the command line; counted from 1.
+    /// The `--set` with this number on the command line, counted from 1.
     Set(usize),
     /// Another flag, such as `--backend`.
     Flag,
@@ -51,7 +51,7 @@ impl Origins {
         self.0.get(path).copied().unwrap_or_default()
     }
 
-    /// The origin of a table: of its first key that was written.
+    /// The origin of a table: the origin of the first key in it that was written.
     pub(super) fn nearest(&self, path: &str) -> Origin {
         let below =
             |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));

@@ -14,9 +14,9 @@
 //! | the folder of a named file | all users may write to it, and it is not sticky |
 //!
 //! The folder of the state may be a sticky folder of root or of the gateway's user, such as `/tmp`,
-//! where other users can neither replace nor remove files. Folders above it are not checked: a
-//! replaced state belongs to the user who replaced it, and is refused. The operator chose the
-//! folder of a named file, so its owner is trusted, with and without the sticky bit.
+//! where other users can neither replace nor remove files. Folders above it are not checked,
+//! because a state that another user put there belongs to that user, and is refused. The operator
+//! chose the folder of a named file, so its owner is trusted, with and without the sticky bit.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -31,7 +31,7 @@ const WRITABLE_BY_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 const ROOT: u32 = 0;
 
-/// A file or folder that another user commands.
+/// A file or folder that another user can command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} {risk}; look at it, then: {}", path.display(), risk.command(path))]
 pub struct Untrusted {
@@ -96,7 +96,7 @@ fn quoted(path: &Path) -> String {
     }
 }
 
-/// Whether other users cannot replace files in a folder, although they may write to it.
+/// Whether other users cannot replace files in a folder, even if they may write to the folder.
 fn is_sticky(folder: &Metadata, own: u32) -> bool {
     folder.mode() & STICKY != 0 && [ROOT, own].contains(&folder.uid())
 }
@@ -105,7 +105,7 @@ fn is_sticky(folder: &Metadata, own: u32) -> bool {
 /// be examined passes, because opening it fails.
 ///
 /// # Errors
-/// Another user commands the file.
+/// Another user can command the file.
 pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     let untrusted = |risk| Err(Untrusted { path: path.to_owned(), risk });
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
@@ -130,7 +130,7 @@ pub fn check_file(path: &Path) -> Result<(), Untrusted> {
 /// user is followed; a device or a pipe passes.
 ///
 /// # Errors
-/// Another user commands the file, or all users may replace it.
+/// Another user can command the file, or all users may replace it.
 pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     check_link(&path)?;
@@ -145,7 +145,7 @@ pub fn check_named_file(path: &Path) -> Result<(), Untrusted> {
 /// Checks a folder that holds files of the gateway's state. A missing folder passes.
 ///
 /// # Errors
-/// Another user commands the folder.
+/// Another user can command the folder.
 pub fn check_folder(path: &Path) -> Result<(), Untrusted> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     check_link(&path)?;

@@ -1,8 +1,8 @@
 //! `pool.kubernetes`: backends that are pods of a Kubernetes cluster, found while the gateway runs.
 //!
 //! The file has a selector. `put_pods` puts the pods that exist now into a configuration, so the
-//! pool's limits and rules apply to pods as to listed backends. Each pod is an external backend;
-//! with `statefulset`, the gateway restarts the pod's engine with other arguments.
+//! pool's limits and rules apply to pods as to listed backends. Each pod is an external backend.
+//! With `statefulset`, the gateway may restart the pod's engine with other arguments.
 
 use std::collections::BTreeMap;
 
@@ -81,6 +81,8 @@ impl Pods {
             engine,
             metrics_port: None,
             rank: None,
+            events_port: None,
+            events: None,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! `[[pool]]`: backends that may answer the same requests.
 //!
 //! A pool has the models that it serves, the range of prompt lengths, the capacity of each backend,
-//! and a queue for requests without room. Capacities are per backend, queue and policy per pool.
+//! and a queue for requests without room. Each backend has the capacity, while queue and policy
+//! belong to the pool.
 //!
 //! The home of a request is the one pool that serves its model and whose range contains the
 //! estimated prompt length. `spill` names the pools to which a request may go when home has no
@@ -54,6 +55,12 @@ table! {
         /// nginx's least_conn), two_choices (the backend with fewer in flight of two random ones;
         /// nginx's random two least_conn), round_robin. All respect `weight`.
         pub policy: Policy = default("least_work");
+        /// How least_work knows which engine has the beginning of a prompt in the prefix cache.
+        /// "estimate": from the prompts that the engine got, and the size of the KV cache.
+        /// "events": vLLM's KV events, which each engine publishes on `pool.backend.events_port`,
+        /// correct the estimate: removed blocks are forgotten at once. Where no events come, the
+        /// estimate remains.
+        pub prefix: PrefixMemory = default("estimate");
         /// Kind of engine of all backends: its health page, metrics, routes and limits. "auto":
         /// probes recognise vllm, sglang, llama.cpp and triton; until then, for other servers, and
         /// for engines that the gateway starts, vllm. "openai" is
@@ -220,6 +227,16 @@ words! {
 }
 
 words! {
+    /// How the gateway knows which engine has the beginning of a prompt.
+    pub enum PrefixMemory {
+        /// By the prompts that the engine got.
+        Estimate = "estimate",
+        /// By the engine's KV events, where they come.
+        Events = "events",
+    }
+}
+
+words! {
     /// The order of a queue. The priority of the request comes before either.
     pub enum Order {
         /// In order of arrival.
@@ -253,7 +270,7 @@ words! {
     }
 }
 
-/// Pools by name, without repetition and without the pool itself.
+/// Pools, written by name, without repetition and without the pool that names them.
 impl Setting for Vec<PoolId> {
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
         let own = place.path.trim_start_matches("pool[").split(']').next().and_then(|index| index.parse().ok());

@@ -1,8 +1,8 @@
 //! `pool.engine`: a kind of engine, or `"auto"`.
 //!
 //! With `"auto"`, probes find the kind of engines that run without the gateway (`put_engines.rs`).
-//! Until then, where a probe is not certain, and for engines that the gateway starts, the kind is
-//! the default one.
+//! The pool has the default kind until then, if a probe is not certain, and if the gateway starts
+//! the engines.
 
 use std::ops::Deref;
 
@@ -29,7 +29,7 @@ const WORDS: [&str; EngineKind::LABELS.len() + 1] = {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolEngine {
     pub(super) kind: EngineKind,
-    /// Whether the file leaves the kind open.
+    /// Whether the value is `"auto"`, which is also the default.
     pub(super) is_auto: bool,
 }
 

@@ -2,9 +2,9 @@
 //! them.
 //!
 //! A problem is a situation at a key: `pool[0].long_prefix.slots`, with the line of the key. The
-//! text of a situation says the fault and the next step; it does not repeat the key. Warnings are
-//! situations too: the gateway runs with them, and reports them at start and in `sluice check`. An
-//! unknown name is reported with the nearest known one ([`Suggestion`]).
+//! text of a situation says what is wrong and what the operator can do; it does not repeat the key.
+//! Warnings are situations too: the gateway runs with them, and reports them at start and in
+//! `sluice check`. An unknown name is reported with the nearest known one ([`Suggestion`]).
 //!
 //! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest. The last
 //! line names the sections of `errors.md` about these problems ([`Topic`]).
@@ -193,6 +193,20 @@ pub enum Situation {
     RanksOfOtherKind,
     #[error("ranks are for backends that the file lists; remove it, and vLLM balances the ranks of a pod")]
     RanksOfPods,
+    #[error(
+        "KV events correct the predictions of policy = \"least_work\" for vLLM engines; remove prefix, or set engine and \
+         policy accordingly"
+    )]
+    EventsOfPool,
+    #[error(
+        "the engine must publish KV events: add kv-events-config to launch.args, with \"enable_kv_cache_events\": true, \
+         \"publisher\": \"zmq\" and \"endpoint\": \"tcp://*:{port}\""
+    )]
+    EventsOfLaunch { port: u16 },
+    #[error(
+        "{first} has the same host and port of KV events; write another port in events_port, as in the engine's flag"
+    )]
+    SameEvents { first: String },
     #[error("a backend is one rank or has several; remove rank or ranks")]
     RankAndRanks,
     #[error("a rank of an engine that the gateway runs follows rank 0; write ranks = N in place of rank")]
@@ -338,7 +352,7 @@ impl Problem {
         Self { path, origin, situation }
     }
 
-    /// A problem that is found outside of this module, at a key of a configuration that is valid by
+    /// A problem at a key, found by code outside this crate in a configuration that is valid by
     /// itself.
     pub fn at(path: String, origins: &Origins, situation: Situation) -> Self {
         Self { origin: origins.nearest(&path), path, situation }
@@ -366,7 +380,7 @@ impl fmt::Display for Problem {
             Origin::File { line, column } => write!(f, "{line}:{column}: ")?,
             Origin::Set(_) if self.path.is_empty() => {}
             Origin::Set(_) | Origin::Api => write!(f, "{}: ", self.origin)?,
-            // The report already names the source.
+            // The first line of the report already names the source.
             Origin::Flag | Origin::Default => {}
         }
         let name = if self.origin == Origin::Flag { flag(&self.path) } else { None };
@@ -389,7 +403,8 @@ fn flag(path: &str) -> Option<&'static str> {
     }
 }
 
-/// All problems of a configuration; nothing was bound or started. Exit code 78.
+/// All problems of a configuration. The program has not bound or started anything, and exits with
+/// code 78.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems {
     /// The name of the file, or "command line".

@@ -1,7 +1,8 @@
 //! Ranges of addresses: `server.trusted_proxies`.
 //!
-//! An address alone is a range of one. An IPv4 range also matches IPv4 addresses that are written
-//! as IPv6 (`::ffff:10.1.2.3`), as a socket for both families reports them.
+//! An address without a prefix length is a range of one address. An IPv4 range also matches IPv4
+//! addresses that are written as IPv6 (`::ffff:10.1.2.3`), as a socket for both families reports
+//! them.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
 //! Puts the kinds that probes found into a configuration.
 //!
-//! Only pools with `engine = "auto"` whose engines run without the gateway take a kind: the flags
-//! of other engines were checked by the rules of the kind in the file. A kind that can be found has
-//! the same default of `slots`, so no other value of the pool depends on it.
+//! Only pools with `engine = "auto"` whose engines run without the gateway take a found kind,
+//! because the flags of other engines were checked by the rules of the default kind. Every kind
+//! that probes can find has the same default of `slots`, so no other value of the pool changes.
 
 use super::backend::Target;
 use super::pool::Pool;
@@ -19,8 +19,8 @@ impl Pool {
 }
 
 impl Config {
-    /// Sets the kind that probes found for a pool, by the pool's name, where the kind is open.
-    /// Returns the changes.
+    /// Sets the kind of each pool whose kind is open to the kind that probes found. `found` takes
+    /// the name of a pool. Returns the changes.
     pub fn put_engines(&mut self, found: impl Fn(&str) -> Option<EngineKind>) -> Vec<(String, EngineKind)> {
         let mut changes = Vec::new();
         for pool in self.pools.iter_mut().filter(|pool| pool.engine_is_open()) {

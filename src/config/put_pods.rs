@@ -1,12 +1,13 @@
 //! Puts the found pods into a configuration, and checks the tables that select pods.
 //!
 //! An address becomes only one backend: if several pools select a pod, the first of these pools has
-//! it. Finding pods is a cargo feature (`kubernetes`); without it, the table is an error that says
-//! how to get a gateway with it.
+//! it. Finding pods is a cargo feature (`kubernetes`). In a gateway without it, the table is an
+//! error whose message says how to get a gateway with the feature.
 
 use std::collections::{BTreeMap, HashSet};
 
 use super::backend::is_secret_arg;
+use super::events;
 use super::limits;
 use super::pods::FoundPod;
 use super::pool::Pool;
@@ -30,7 +31,8 @@ impl Config {
             let Some(pods) = &pool.kubernetes else { continue };
             pool.backends.clear();
             for pod in found.get(&pool.name).into_iter().flatten() {
-                let backend = pods.backend(pod, *pool.engine);
+                let mut backend = pods.backend(pod, *pool.engine);
+                backend.events = events::port(pool.prefix, &backend);
                 let name = format!("{}/{}", pool.name, pod.name);
                 if taken.len() >= limits::MAX_BACKENDS {
                     left_out.push((name, format!("there are {} backends, which is the most", taken.len())));

@@ -2,8 +2,9 @@
 //!
 //! The document is changed before it is read (`copies.rs`), so the rest of the gateway knows only
 //! backends with one rank each. Rank `i` of the backend `node` is the backend `node-i` with the key
-//! `rank = i`. All have the address of `node`. If the gateway runs the server, the backend of rank
-//! 0 stands for the process, and the others follow it ([`Backend::follows`]).
+//! `rank = i`. All have the address of `node`. If the gateway runs the server, it starts, stops and
+//! changes the process through the backend of rank 0, and the others follow that backend
+//! ([`Backend::follows`]).
 //!
 //! A `ranks` that cannot be read stays in the document, and reading reports it. Bound:
 //! [`MAX_RANKS`] for each backend.
@@ -29,7 +30,7 @@ pub(super) fn expand(backend: Entry, pool: Option<i64>) -> Vec<Entry> {
     }
 }
 
-/// The default of the backends of a pool.
+/// The number of ranks of a pool's backends that name none.
 pub(super) fn of_pool(pool: &Table) -> Option<i64> {
     number(&pool.get("ranks")?.value)
 }
@@ -58,8 +59,8 @@ pub fn engine_name(name: &str, rank: Option<u16>) -> Cow<'_, str> {
 }
 
 impl Backend {
-    /// Whether another backend, with rank 0, stands for the process of this backend where engines
-    /// are started, stopped and changed.
+    /// Whether the gateway starts, stops and changes the engine of this backend through another
+    /// backend, the one with rank 0.
     pub fn follows(&self) -> bool {
         !matches!(self.target, Target::Url(_)) && self.rank.is_some_and(|rank| rank > 0)
     }

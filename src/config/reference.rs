@@ -1,8 +1,8 @@
 //! The reference file `config/sluice.toml`, generated from the definitions of the keys.
 //!
-//! A key with a default is in force with the default; a key without a default is commented out,
-//! with an example. Required keys (names and the like) are in force with an example, so that the
-//! whole file is a valid configuration. A test compares the file with the generated text.
+//! A key with a default is written with it. A key without a default is commented out, with an
+//! example. A required key, such as a name, is written with an example, so that the whole file is a
+//! valid configuration. A test compares the file with the generated text.
 
 use super::file::{Document, Value};
 use super::key::{Applied, Fallback, Field, KeySpec, Shape, TECHNICAL_MAXIMA};
@@ -88,7 +88,8 @@ fn toml(value: &Value) -> String {
         Value::Float(number) => format!("{number:?}"),
         Value::Bool(flag) => flag.to_string(),
         Value::List(elements) => list(&elements.iter().map(|element| toml(&element.value)).collect::<Vec<_>>()),
-        // No default is a table: a table has the defaults of all keys in it.
+        // No default is a table that has keys, because an absent table has the defaults of all keys
+        // in it.
         Value::Table(_) => "{}".to_owned(),
     }
 }

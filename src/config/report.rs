@@ -1,9 +1,10 @@
-//! The findings of reading a configuration: problems, the origin of every key, and the document
+//! The results of reading a configuration: problems, the origin of every key, and the document
 //! itself.
 //!
 //! Reading never stops at a problem. A wrong value is replaced by the default, so that the rest of
-//! the file is checked too; a report with errors never becomes a `Config`. A rule about several
-//! keys first asks [`Report::is_sound`], so that it does not repeat a problem of one of the keys.
+//! the file is checked too. If the report has an error, the caller gets no `Config`. A rule about
+//! several keys first asks [`Report::is_sound`], so that it does not repeat a problem of one of the
+//! keys.
 //!
 //! Environment variables, files and the machine are read through [`Surroundings`], so that a test
 //! can replace them.
@@ -21,9 +22,9 @@ use super::problem::{Problem, Situation, Suggestion};
 pub struct Surroundings<'s> {
     /// Reads an environment variable.
     pub env: &'s dyn Fn(&str) -> Option<String>,
-    /// The start of relative paths: the folder of the configuration file.
+    /// The folder at which relative paths start, which is the folder of the configuration file.
     pub folder: PathBuf,
-    /// The machine, on which some defaults depend.
+    /// The resources of the machine, on which some defaults depend.
     pub machine: Machine,
 }
 
@@ -36,7 +37,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// Names to which other parts of the configuration refer; the position is the id.
+/// Names to which other parts of the configuration refer. The position of a name is the id.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// The names of each model: first the name, then the aliases.
@@ -96,7 +97,8 @@ impl<'s> Report<'s> {
         None
     }
 
-    /// The place of a key. If the key was not written, the origin is the nearest written table's.
+    /// The place of a key. If the key was not written, it has the origin of the nearest written
+    /// table.
     pub(super) fn place(&self, path: &str) -> Place {
         let origin = self.document.find(path).map_or_else(|nearest| nearest, |entry| entry.origin);
         Place { path: path.to_owned(), origin }

@@ -88,8 +88,8 @@ table! {
 }
 
 impl Config {
-    /// The model with this name or alias. `None`: not declared; pools that serve every model may
-    /// still accept it. Linear: build a map for the path of a request.
+    /// The model with this name or alias. `None` if it is not declared; pools that serve every
+    /// model may still accept it. The search is linear; the request path must build a map instead.
     pub fn model_named(&self, name: &str) -> Option<ModelId> {
         let means = |model: &Model| model.name == name || model.aliases.iter().any(|alias| alias == name);
         self.models.iter().position(means).map(ModelId::new)

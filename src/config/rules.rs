@@ -16,6 +16,7 @@ use super::backend::{Backend, Target};
 use super::certificates::UpstreamTls;
 use super::class;
 use super::cluster::ClusterLeader;
+use super::events;
 use super::fair::Fair;
 use super::limits;
 use super::model::{Model, ModelScope};
@@ -75,7 +76,9 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
         if !report.is_written(&format!("{path}.slots")) {
             pool.slots = pool.engine.rules().slots;
         }
-        pool.backends.iter_mut().for_each(|backend| backend.engine = *pool.engine);
+        for backend in &mut pool.backends {
+            (backend.engine, backend.events) = (*pool.engine, events::port(pool.prefix, backend));
+        }
         inherit_objectives(&mut pool.slo, slo, &path, report);
         connect_with_tls(pool, &path, report);
     }
@@ -86,6 +89,7 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     }
     check_endpoints(pools, server, report);
     pools.iter().enumerate().for_each(|(index, pool)| ranks::check(index, pool, report));
+    events::check(pools, report);
     if let Some(cluster) = cluster {
         cluster.check(report);
         if cluster.leader != ClusterLeader::None {
@@ -100,8 +104,8 @@ pub(super) fn apply(config: &mut Config, report: &mut Report<'_>) {
     }
 }
 
-/// Checks that every pool keeps an engine. Only the leader starts engines, and it sees only its own
-/// requests, so requests at other gateways need an engine that runs.
+/// Checks that no pool may stop all engines (`autoscale.min = 0`). Only the leader starts engines,
+/// and it sees only its own requests, so requests at other gateways need an engine that runs.
 fn check_engines_for_others(pools: &[Pool], report: &mut Report<'_>) {
     for (index, pool) in pools.iter().enumerate() {
         if pool.autoscale.is_some_and(|autoscale| autoscale.apply && autoscale.min == 0) {
@@ -110,8 +114,8 @@ fn check_engines_for_others(pools: &[Pool], report: &mut Report<'_>) {
     }
 }
 
-/// Checks that engines have ports, because every gateway must know the address of an engine that
-/// another one started.
+/// Checks that every engine has a port in the file, because every gateway must know the address of
+/// an engine that another gateway started.
 fn check_ports_of_leaders(pools: &[Pool], report: &mut Report<'_>) {
     for (index, pool) in pools.iter().enumerate() {
         for (number, backend) in pool.backends.iter().enumerate() {
@@ -122,8 +126,8 @@ fn check_ports_of_leaders(pools: &[Pool], report: &mut Report<'_>) {
     }
 }
 
-/// Whether two sockets cannot both be bound, or one would be reachable through the other's address.
-/// Port 0 means any free port and never overlaps.
+/// Whether two sockets cannot both be bound, or a client could reach one through the address of the
+/// other. Port 0 means any free port and never overlaps.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let same_host = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
     one.port() != 0 && one.port() == other.port() && same_host
@@ -208,8 +212,8 @@ fn is_loopback(address: SocketAddr) -> bool {
     address.ip().to_canonical().is_loopback()
 }
 
-/// Checks the folder of a file that the gateway writes: the gateway creates the file, but not the
-/// folder.
+/// Checks that the folder of a file that the gateway writes exists. The gateway creates the file,
+/// but not the folder.
 fn check_written_file(file: &Path, key: &str, report: &mut Report<'_>) {
     if !report.is_sound(key) {
         return;
@@ -262,8 +266,8 @@ fn check_pool(pool: &Pool, path: &str, report: &mut Report<'_>) {
     }
 }
 
-/// Checks the paths of all pools: the engines serve them, one model has them, and none is named
-/// twice.
+/// Checks the paths that pools name: the pool's engines can serve them, the pool has one model, and
+/// no path is named twice.
 fn check_routes(pools: &[Pool], report: &mut Report<'_>) {
     let mut first: Vec<(&str, String)> = Vec::new();
     for (index, pool) in pools.iter().enumerate() {
@@ -287,8 +291,8 @@ fn check_routes(pools: &[Pool], report: &mut Report<'_>) {
     }
 }
 
-/// Checks that no flag is written twice, once with `-` and once with `_`: one of the values would
-/// be lost.
+/// Checks that no flag is written twice, once with `-` and once with `_`, because one of the values
+/// would be lost.
 fn check_flags(backend: &Backend, path: &str, report: &mut Report<'_>) {
     let (key, args) = match &backend.target {
         Target::Url(_) | Target::Pod(..) => return,
@@ -354,7 +358,7 @@ fn connect_with_tls(pool: &mut Pool, path: &str, report: &mut Report<'_>) {
 }
 
 /// Copies every objective that a pool does not set from the general `slo`, together with the
-/// origin.
+/// objective's origin.
 fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Report<'_>) {
     for key in Slo::FIELDS.iter().map(|field| field.key.name) {
         let path = format!("{path}.slo.{key}");
@@ -366,8 +370,8 @@ fn inherit_objectives(own: &mut Slo, general: &Slo, path: &str, report: &mut Rep
     }
 }
 
-/// Whether two pools may have the same server: they have different models, and the server limits
-/// each model by itself.
+/// Whether two pools may have the same server, because they have different models and the server
+/// has a separate limit for each model.
 fn are_apart(one: &Pool, other: &Pool) -> bool {
     let is_apart = one.engine == other.engine && one.engine.rules().limits_each_model;
     match (&one.models, &other.models) {
@@ -392,7 +396,7 @@ fn check_endpoints(pools: &[Pool], server: &Server, report: &mut Report<'_>) {
         for (number, backend) in pool.backends.iter().enumerate() {
             count += 1;
             let endpoint = backend.target.endpoint();
-            // Port 0: a free port is chosen later.
+            // For port 0 the gateway chooses a free port later.
             if endpoint.port == 0 {
                 continue;
             }

@@ -1,15 +1,15 @@
 //! Secrets: reading them, and never showing them.
 //!
 //! A secret is written as a reference, `env:NAME` or `file:PATH`. Line ends after the value are cut
-//! off, since editors and `echo` add them. Plain text works too, with a warning. Debug and Display
-//! print the reference, or a mask for plain text, never the value.
+//! off, because editors and `echo` add them. Plain text is accepted too, with a warning. Debug and
+//! Display print the reference, or a mask for plain text, never the value.
 //!
 //! The command, environment and flags of an engine may hold secrets too ([`Words`], `launch.env`,
 //! `args`): every variable, the flags that `vllm::secrets` names, and every flag whose value is a
 //! reference.
 //!
 //! Key digests (`sha256 = ...`) are the SHA-256 of a client's key as 64 hex digits, in place or by
-//! reference. They are masked too, because the digest of a weak key can be searched for.
+//! reference. They are masked too, because a weak key can be found from the digest by trying keys.
 
 use std::fmt;
 use std::io::Read as _;
@@ -73,8 +73,8 @@ pub(super) fn is_reference(text: &str) -> bool {
     text.starts_with("env:") || (text.starts_with("file:") && !text.starts_with("file://"))
 }
 
-/// A variable of an environment, or a header. A whole number is taken as text. The value is never
-/// shown.
+/// A secret as a variable of an environment or as a header. A whole number is read as text. The
+/// value is never shown.
 impl FreeValue for Secret {
     fn read_free(name: &str, written: &Entry, place: &Place, report: &mut Report<'_>) -> Result<Self, Situation> {
         let text = match &written.value {
@@ -207,7 +207,7 @@ fn resolve(text: &str, surroundings: &Surroundings<'_>) -> Result<(String, Optio
     Ok((without_line_end(&value), Some(format!("file:{}", path.display()))))
 }
 
-/// The value must be valid in an `Authorization` header.
+/// A secret as a token, which must be valid in an `Authorization` header.
 impl Setting for Secret {
     fn read(written: &Entry, place: &Place, _: &KeySpec, report: &mut Report<'_>) -> Option<Self> {
         let resolved = String::parse(written, report).and_then(|text| resolve(&text, report.surroundings));

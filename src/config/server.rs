@@ -127,14 +127,14 @@ impl Server {
     }
 
     /// Number of connections that only networks within their share may use for requests, so that
-    /// one network cannot lock out the others: a quarter, or fewer if `max_connections_per_address`
-    /// leaves fewer.
+    /// one network cannot lock out the others. It is a quarter, or fewer if
+    /// `max_connections_per_address` leaves fewer.
     pub fn connections_for_others(&self) -> usize {
         let left = self.max_connections_per_address.map_or(usize::MAX, |max| self.max_connections.saturating_sub(max));
         left.min(self.max_connections / 4)
     }
 
-    /// Whether the gateway believes a peer at this address who its client is.
+    /// Whether the gateway believes a peer at this address when the peer names its client.
     pub fn is_trusted_proxy(&self, address: IpAddr) -> bool {
         self.trusted_proxies.iter().any(|range| range.contains(address))
     }
@@ -294,7 +294,7 @@ table! {
 pub enum LogTarget {
     /// Standard error; written `"-"`.
     Stderr,
-    /// A file that is appended to.
+    /// A file to whose end the lines are written.
     File(PathBuf),
 }
 

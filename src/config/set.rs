@@ -1,11 +1,11 @@
 //! `--set key=value`: changes to a document before it is checked, so the same rules apply to them.
 //!
-//! The key is a path with dots. Elements of lists are named by `name` or position:
+//! The key is a path with dots. Elements of lists are addressed by `name` or position:
 //! `pool.short.slots=32`, `pool[0].slots=32` and `pool.0.slots=32` mean the same if the first pool
 //! is called short. A name that contains a dot is quoted:
 //! `model."llama-3.1-8b".media_part_tokens=500`. The value is TOML, or a text if it is not TOML, so
-//! `server.listen=0.0.0.0:80` and `pool.long.prompt_tokens.min=5k` need no quotes. Later changes
-//! win. Elements of lists are never created.
+//! `server.listen=0.0.0.0:80` and `pool.long.prompt_tokens.min=5k` need no quotes. If texts set the
+//! same key, the last counts. A text cannot add an element to a list.
 
 use super::file::{Document, Entry, Table, Value};
 use super::origin::Origin;

@@ -1,8 +1,8 @@
 //! How a value of each type is read, checked and shown.
 //!
-//! Two traits. [`Scalar`] is one value: a number, a duration, a word. [`Setting`] is anything that
-//! a key can hold: a scalar, an optional value, a list, a table. A type that implements `Scalar`
-//! can be the type of a field of a `table!`.
+//! [`Scalar`] is for one value, such as a number, a duration or a word. [`Setting`] is for
+//! everything that a key can hold: a scalar, an optional value, a list or a table. A type that
+//! implements `Scalar` can be the type of a field of a `table!`.
 //!
 //! Reading reports problems and goes on, so that the rest of the file is always checked.
 
@@ -23,7 +23,8 @@ pub(super) trait Setting: Sized {
     /// Reads the value written at `place`, and reports problems.
     fn read(written: &Entry, place: &Place, key: &KeySpec, report: &mut Report<'_>) -> Option<Self>;
 
-    /// Replaces a missing or wrong value without a default, so that reading can go on.
+    /// The value that replaces a missing or wrong value if the key has no default, so that reading
+    /// can go on.
     fn placeholder() -> Option<Self> {
         None
     }
@@ -31,7 +32,7 @@ pub(super) trait Setting: Sized {
     /// The value as the resolved page shows it.
     fn show(&self, names: &Names) -> Shown;
 
-    /// Takes over the running values of keys that need a restart.
+    /// Replaces the values of keys that need a restart by the running values.
     fn keep_running(&mut self, _running: &Self) {}
 }
 
@@ -103,7 +104,7 @@ impl PartialEq for Shown {
 
 #[derive(Clone)]
 pub(super) struct ShownTable {
-    /// Distinguishes the table from others in a list: a table with another identity is another
+    /// The identity of the table in a list. To a reload, a table with another identity is another
     /// table, not a changed one.
     pub(super) identity: String,
     /// The keys, in the order of their definition.
@@ -180,7 +181,7 @@ impl<T: Scalar> Setting for T {
     }
 }
 
-/// The situation for a number that the type cannot hold: it is outside the bounds, which say more
+/// The situation for a number that the type cannot hold. It names the bounds, because they say more
 /// than the type.
 fn beyond_bounds(written: &Entry, key: &KeySpec) -> Option<Situation> {
     let (Value::Int(number), Some((min, max))) = (&written.value, key.bounds) else { return None };
@@ -195,7 +196,7 @@ fn within_bounds<T: Scalar>(value: T, key: &KeySpec, report: &Report<'_>) -> Res
         T::parse(&entry, report).ok().and_then(|bound| bound.magnitude())
     };
     let (found, min_value, max_value) = (value.magnitude(), bound(min), bound(max));
-    // The tests read a value of every key, so they find a bound that cannot be read.
+    // The tests read a value of every key, so they would find a bound that cannot be read.
     debug_assert!(
         min_value.is_some() && max_value.is_some(),
         "{} has a bound that cannot be read: {min}, {max}",
@@ -255,7 +256,7 @@ impl<T: Setting> Setting for Vec<T> {
     }
 }
 
-/// The elements of a list with their places, up to the supported number.
+/// The elements of a list with their places. At most `max_entries` are read.
 pub(super) fn elements<'w>(
     written: &'w Entry,
     place: &Place,

@@ -2,7 +2,7 @@
 //!
 //! `sluice check` prints this page. It can be used as a file: reading it gives the same
 //! configuration again (except plain-text secrets, which are masked). Paths are shown as resolved.
-//! Keys without a value, except tables, are shown as comments, so that the reader sees that they
+//! Keys without a value, except tables, are shown as comments, so that an operator sees that they
 //! exist.
 
 use std::fmt::{self, Display};

@@ -51,6 +51,7 @@ impl Situation {
             Self::PortsOfCopies { .. } | Self::SamePort { .. } | Self::GpuName { .. } => Topic::Backends,
             Self::RanksOfOtherKind | Self::RanksOfPods | Self::RankAndRanks | Self::RankAlone => Topic::Backends,
             Self::RanksOnDemand => Topic::Backends,
+            Self::EventsOfPool | Self::EventsOfLaunch { .. } | Self::SameEvents { .. } => Topic::Backends,
             Self::Address { .. } | Self::AdminIsListen { .. } | Self::HostName { .. } => Topic::Addresses,
             Self::ProxyWithoutTrust => Topic::Addresses,
             Self::AdminOpen { .. } | Self::Open { .. } => Topic::Addresses,

@@ -2,21 +2,21 @@
 //!
 //! Distance counts insertions, deletions, replacements and swaps of neighbours, ignoring case and
 //! reading `-` as `_`. A name is suggested if the distance is at most a third of the unknown name's
-//! length, or 1; a worse guess would only distract.
+//! length, or at most 1. A worse guess would only distract.
 
 use std::fmt;
 
 /// Longest name that is compared, in characters.
 const LONGEST: usize = 128;
 
-/// Ends a message with a suggestion, or with the known names.
+/// The end of a message about an unknown name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Suggestion {
     /// The nearest name.
     Near(String),
     /// The name is a key of these tables, given by their paths.
     Elsewhere(Vec<String>),
-    /// No name is near; these exist.
+    /// No name is near. The known names are listed.
     OneOf(Vec<String>),
 }
 

@@ -12,8 +12,8 @@
 //!
 //! This declares the struct and generates the code that reads, shows, compares and documents it.
 //! The doc comment of a field is also the key's documentation in the reference file. If a key has
-//! another name than its field, write `field as "key": type`. A table that is not a plain struct (a
-//! backend) wraps one that is.
+//! another name than its field, write `field as "key": type`. A type that is not a plain struct (a
+//! backend) wraps a struct that is declared this way.
 
 use super::file::{Entry, Table, Value};
 use super::key::{Fallback, Field, KeySpec, Shape};
@@ -105,7 +105,8 @@ pub(super) fn open<'w>(
     Some(table)
 }
 
-/// A key that more tables than this have belongs to none in particular.
+/// A misplaced key that more tables than this have gets no hint, because it belongs to none in
+/// particular.
 const PLACES_MAX: usize = 4;
 
 /// The paths of all keys with this name in the tables below `fields`.

@@ -60,7 +60,7 @@ impl Scalar for TokenLimit {
         }
     }
 
-    /// A word is within every bound.
+    /// A word counts as 1, which is within every bound.
     fn magnitude(&self) -> Option<f64> {
         Some(self.fixed().map_or(1.0, |tokens| tokens.0 as f64))
     }

@@ -2,7 +2,8 @@
 //!
 //! The last line of a report names the topics of all problems, for `sluice explain TOPIC`;
 //! `.github/docs/errors.md` has a section for each topic, with all messages. There are few topics,
-//! since a message itself says how to correct the fault. `problem.rs` maps situations to topics.
+//! because a message itself says how to correct the fault. `situation_topic.rs` maps situations to
+//! topics.
 
 /// A section of `errors.md` about configurations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

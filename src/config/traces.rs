@@ -1,9 +1,9 @@
 //! `[tracing]`: the collector for traces and metrics, and the share of traced requests.
 //!
-//! The protocol is OTLP over HTTP with protobuf, which every OpenTelemetry collector accepts. It is
-//! a cargo feature (`otel`); without it, the table is an error that says how to get a gateway with
-//! tracing. The request path applies the share of sampled traces (`flow/trace.rs`),
-//! `telemetry/otlp` the rest.
+//! The protocol is OTLP over HTTP with protobuf, which every OpenTelemetry collector accepts.
+//! Sending is a cargo feature (`otel`). In a gateway without it, the table is an error whose
+//! message says how to get a gateway with tracing. The request path applies the share of sampled
+//! traces (`flow/trace.rs`), `telemetry/otlp` the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub const TRACES_PATH: &str = "/v1/traces";
 pub const METRICS_PATH: &str = "/v1/metrics";
 /// The usual port of OTLP over gRPC.
 const GRPC_PORT: u16 = 4317;
-/// The shortest interval: a page of metrics takes some milliseconds to write and may have
+/// The shortest interval, because a page of metrics takes some milliseconds to write and may have
 /// megabytes.
 const METRICS_INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// Whether this gateway can send traces.
@@ -111,7 +111,7 @@ impl Tracing {
     }
 }
 
-/// Checks that the gateway can add its paths to an address, which must not end in one of them.
+/// Checks that an address does not end in one of the paths that the gateway adds to it.
 fn check_collector(url: &str) -> Result<(), Situation> {
     let ends = [TRACES_PATH, METRICS_PATH].into_iter().find(|path| url.trim_end_matches('/').ends_with(path));
     ends.map_or(Ok(()), |path| Err(Situation::CollectorPath { found: url.to_owned(), path }))

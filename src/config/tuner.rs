@@ -66,7 +66,7 @@ table! {
     }
 }
 
-/// A time of every day, from one minute to another, which may be on the next day.
+/// A period of every day, from one minute to another, which may be on the next day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DailyWindow {
     /// The begin, in minutes after midnight.

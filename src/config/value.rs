@@ -4,9 +4,9 @@
 //! Each type defines how it is written in the file and how it is shown. A new type for a key is an
 //! `impl Scalar` here or next to the type.
 //!
-//! The URL of a backend may have a path, which is put before the path of every request (an engine
-//! behind a prefix of another proxy). Clients' paths already start with `/v1`, so a URL that ends
-//! in `/v1` is a common mistake and refused.
+//! The URL of a backend may have a path, which is put before the path of every request, for engines
+//! behind another proxy that has a prefix. Clients' paths already start with `/v1`, so a URL that
+//! ends in `/v1` is a common mistake and refused.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -252,15 +252,15 @@ impl Scalar for RangeInclusive<u16> {
     }
 }
 
-/// Whether a name can be a label and a header value.
+/// Checks that a name can be a label and a header value.
 pub(super) fn check_name(name: &str) -> Result<(), Situation> {
     check_length(name, limits::MAX_NAME_BYTES)?;
     let fine = |letter: char| letter.is_ascii_alphanumeric() || "._:/-".contains(letter);
     if name.chars().all(fine) { Ok(()) } else { Err(Situation::NameLetters { name: name.to_owned() }) }
 }
 
-/// Whether a text can be the name of a model. Model names may have more characters than other
-/// names, because their authors choose them.
+/// Checks that a text can be the name of a model. Model names may have more kinds of characters
+/// than other names, because their authors choose them.
 pub(super) fn check_model_name(name: &str) -> Result<(), Situation> {
     check_length(name, limits::MAX_MODEL_NAME_BYTES)?;
     if name == "*" || name.trim() != name || name.chars().any(char::is_control) {
@@ -290,7 +290,7 @@ pub struct Endpoint {
     pub host: String,
     /// TCP port; 0 only for an engine of the gateway whose port has not been chosen yet.
     pub port: u16,
-    /// Put before the path of every request; empty, or begins with `/` and does not end with `/`.
+    /// The path that is put before every path; empty, or begins with `/` and does not end with `/`.
     pub prefix: String,
 }
 

@@ -17,6 +17,7 @@ mod engine;
 mod engine_health;
 mod engine_kind;
 mod http;
+mod kv_events;
 mod launch;
 mod lead;
 mod metrics_page;
@@ -31,7 +32,8 @@ mod state_folder;
 mod trial_engines;
 
 pub use coordinator::{
-    ChangeStarted, DriverMaker, EngineBusy, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, unattended,
+    ChangeStarted, DriverMaker, EngineBusy, ExternalBackend, Fleet, LogError, RestartError, RestartRequest, Trial,
+    unattended,
 };
 pub use detached::start_detached;
 pub use devices::{DeviceFindings, InstalledDevices, check_devices, names_devices};
@@ -46,6 +48,7 @@ pub use engine::view::{EngineView, LastChange};
 pub use engine_health::{Unhealthy, read_health};
 pub use engine_kind::{FoundKinds, identify, mismatch};
 pub use http::{FetchError, exchange, fetch, post};
+pub use kv_events::follow_kv_events;
 pub use launch::{adapter_rank, check_values};
 pub use lead::Lead;
 pub use metrics_page::scrape;

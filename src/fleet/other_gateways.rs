@@ -66,6 +66,11 @@ impl OtherGateways {
         self.0.lock().left = Some(left);
     }
 
+    /// Whether other gateways have been seen.
+    pub(crate) fn exist(&self) -> bool {
+        self.0.lock().left.is_some()
+    }
+
     /// Whether no other gateway has a request on this backend, or sends one while it is closed.
     pub fn have_left(&self, backend: &str) -> bool {
         self.0.lock().left.as_ref().is_none_or(|left| left.contains(backend))

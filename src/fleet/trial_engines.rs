@@ -279,7 +279,7 @@ impl TrialEngine {
 
     /// Takes control of a running engine of this name, by `trace` or by mark.
     async fn find(&self, trace: Option<&EngineIdentity>) -> Result<Option<EngineIdentity>, TrialFailure> {
-        for trace in [trace.cloned(), self.driver.find_running().await].into_iter().flatten() {
+        for trace in [trace.cloned(), self.driver.find_running(None).await].into_iter().flatten() {
             if self.driver.adopt(&trace).await.map_err(|failure| self.failure(failure))? {
                 return Ok(Some(trace));
             }
@@ -324,7 +324,8 @@ impl TrialEngine {
         lifecycle.step = step;
         let (at, backend) = (jiff::Timestamp::now().to_string(), self.spec.name.clone());
         let identity = self.identity.clone();
-        let record = JournalLine { at, backend, lifecycle, trace, identity, start_ms: None, golden: Vec::new() };
+        let golden = Vec::new();
+        let record = JournalLine { at, backend, lifecycle, trace, aside: None, identity, start_ms: None, golden };
         journal.write(record).map_err(|error| {
             let cause =
                 format!("the journal of the engines in {} cannot be written: {error}", journal.folder().display());

@@ -12,8 +12,8 @@
 //! | busy | HPA with a utilization: ceil(ready x share of time computing / target), every 15 s |
 //! | predicted | [`sluice_online::scaler::Scaler`] |
 //!
-//! As documented, the HPA ignores changes within 10 %, scales up to twice the number or by four at
-//! once, whichever is more, and down only to the highest number that it wanted in the last
+//! As documented, the HPA ignores changes within 10 %. At once it scales up to twice the number or
+//! by four, whichever is more. It scales down only to the highest number that it wanted in the last
 //! [`Autoscale::down_after`] (`stabilizationWindowSeconds`, default 300 s). Bounds: one look per
 //! second; at most the engines of the scenario.
 
@@ -113,7 +113,8 @@ impl LabScaler {
         Some(own)
     }
 
-    /// If the pool may have no engine, requests may wait for the first one.
+    /// The cordon of a stopped engine. If the pool may have no engine, requests may wait for the
+    /// first one.
     fn cordon_when_off(&self, at: usize) -> Cordon {
         if at == 0 && self.rules.min == 0 { Cordon::Starting } else { Cordon::Down }
     }
@@ -125,7 +126,8 @@ impl LabScaler {
         self.paid.iter().zip(&self.states).map(count).collect()
     }
 
-    /// Records the paid seconds of each engine; without an autoscaler, the whole run.
+    /// Records the paid seconds of each engine. Without an autoscaler, each engine is paid for the
+    /// whole run.
     pub(crate) fn count_paid(
         own: Option<&Self>,
         backends: &[(BackendId, usize)],
@@ -235,7 +237,7 @@ struct Hpa {
 }
 
 impl Hpa {
-    /// One decision. `metric`: the measured sum, divided by the target per engine.
+    /// Decides the number of engines. `metric`: the measured sum, divided by the target per engine.
     fn step(&mut self, metric: f64, have: u32, down_after: Duration, now: Duration) -> u32 {
         if now < self.due {
             return have;

@@ -28,7 +28,7 @@ pub struct Autoscale {
     pub target: Option<f64>,
     /// Time from the order of an engine to the first request. Default 2 min.
     pub cold_start: Option<Period>,
-    /// Time for which fewer engines must suffice. Default 5 min.
+    /// Time for which fewer engines must suffice before any is stopped. Default 5 min.
     pub down_after: Option<Period>,
     /// `predicted`: requests per second that an engine serves within the objectives. Default:
     /// learned.
@@ -47,7 +47,7 @@ fn one() -> u32 {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// The number at the start.
+    /// The number stays as at the start.
     Fixed,
     /// HPA or KEDA on the number of waiting requests.
     Queue,

@@ -1,9 +1,9 @@
 //! The classes of the gateway in a result of the load generator.
 //!
 //! The load generator does not know `[[class]]`, so the rule of the configuration is applied to the
-//! records of a run: by the prompt's length, as the engine counted it or else as it was sent, and
-//! by whether the request asks for an adapter. All requests of the load generator generate tokens.
-//! Requests without a class are in the class `other`, as in the gateway.
+//! records of a run. It sees whether the request asks for an adapter, and the prompt's length: as
+//! the engine counted it or, without a count, as it was sent. All requests of the load generator
+//! generate tokens. Requests without a class are in the class `other`, as in the gateway.
 
 use sluice_bench::RunResult;
 use sluice_bench::result::record::GatewayClass;

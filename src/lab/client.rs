@@ -1,4 +1,4 @@
-//! The client of one request: [`Downstream`] without a socket.
+//! The client of one request, which implements [`Downstream`] without a socket.
 //!
 //! It counts token events in the bytes that it receives, as `sluice bench` does, so it measures the
 //! gateway from outside. The network between gateway and client has no delay.
@@ -19,7 +19,7 @@ use sluice_gateway::flow::{ClientGone, Downstream, ResponseHead};
 use sluice_gateway::telemetry::totals::{TotalsTable, TotalsView};
 use sluice_online::observe::Observer;
 
-/// Text in each token event and in no other event: for completions, and for chats.
+/// Texts that are in each token event and in no other event: one for completions, one for chats.
 static TOKEN_EVENTS: LazyLock<[Finder<'static>; 2]> =
     LazyLock::new(|| ["\"text\":\"", "\"delta\":{\"content\":"].map(Finder::new));
 
@@ -130,8 +130,8 @@ impl Downstream for LabClient {
 
     async fn body(&mut self, bytes: Bytes, more: bool) -> Result<(), ClientGone> {
         self.count(&bytes);
-        // A client that leaves before the first token leaves at the first bytes; in the load
-        // generator at the latest after 100 ms.
+        // A client that leaves before the first token leaves at the first bytes. The load
+        // generator's client leaves at the latest after 100 ms.
         if self.leave_after.is_some_and(|events| self.events >= events) && !more {
             self.left = true;
             return Err(ClientGone);
@@ -160,7 +160,7 @@ impl Downstream for LabClient {
     }
 }
 
-/// The gateway's record of the request that ended last; the online tuner gets each record.
+/// The gateway's record of the request that ended last. The online tuner gets each record, too.
 #[derive(Clone, Debug)]
 pub(crate) struct LastRecord {
     last: Arc<parking_lot::Mutex<Option<Box<GatewayRecord>>>>,

@@ -1,6 +1,7 @@
 //! All engines of a run, with the requests in flight, behind one lock.
 //!
-//! A run has one thread, so the lock is never contended. The gateway's traits require `Sync`.
+//! The lock is never contended, because a run has one thread. It is there because the gateway's
+//! traits require `Sync`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -45,7 +46,7 @@ pub(crate) struct Cluster {
     state: Mutex<ClusterState>,
     /// The engine at each address, few enough for a linear search.
     addresses: Vec<(Endpoint, usize)>,
-    /// Model names that arms send; an adapter has a number.
+    /// Model names that arms send. The number is set if the model is an adapter.
     arms: Vec<(Arc<str>, Option<u16>)>,
 }
 

@@ -1,10 +1,10 @@
 //! The numbers of a request's blocks, by which the prefix cache finds shared prefixes.
 //!
-//! Without token ids, a prompt is a list of shared segments, each an id with a number of tokens,
-//! followed by tokens that only this request has. The number of a block follows from the segments
-//! in it. The prefix cache chains the numbers to hashes, so two prompts share a block exactly if
-//! they agree up to the end of it. The response is a segment too, because the next turn of a
-//! conversation repeats it.
+//! There are no token ids. A prompt is a list of shared segments, each an id with a number of
+//! tokens, followed by tokens that only this request has. The number of a block follows from the
+//! segments in it. The prefix cache chains the numbers to hashes, so two prompts share a block
+//! exactly if they agree up to the end of it. The response is a segment too, because the next turn
+//! of a conversation repeats it.
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ pub(crate) fn content(shared: &[(u64, u32)], prompt: u32, own: u64, response: Op
     Content::Blocks { blocks: Arc::from(blocks), tail: own_segment(own) }
 }
 
-/// Hashed, so that it differs from the ids of shared segments.
+/// The segment of a request's own tokens. The number is hashed, so that it differs from the ids of
+/// shared segments.
 fn own_segment(own: u64) -> u64 {
     hash_two(0x0E17, own)
 }

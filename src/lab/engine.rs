@@ -78,7 +78,7 @@ impl Clock {
     }
 }
 
-/// A hasher without a random seed: the order of iteration must be the same in each run.
+/// A map without a random seed, because the order of iteration must be the same in each run.
 type BySequence<T> = HashMap<SequenceId, T, BuildHasherDefault<DefaultHasher>>;
 
 /// Times are on the clock of the run unless a comment says otherwise.
@@ -91,7 +91,7 @@ pub(crate) struct Engine {
     clock: Clock,
     slower: f64,
     up: bool,
-    /// Whether the engine hangs; the clock then stands still.
+    /// Whether the engine hangs. While it does, the clock stands still.
     hung: bool,
     streams: BySequence<Arc<OutputCollector>>,
     next: SequenceId,
@@ -102,12 +102,14 @@ pub(crate) struct Engine {
     was_deferring: bool,
     next_sample: Duration,
     fault: Option<PlantedFault>,
-    /// Sums for the metrics page, and the times and lengths of requests without a first token.
+    /// Sums for the metrics page.
     sums: PageFacts,
+    /// Time of arrival and length of each request without a first token.
     waits: BySequence<(Duration, u32)>,
 }
 
-/// All adapters in the flags are loaded, even ones that no request names.
+/// A virtual server that has just started. All adapters in the flags are loaded, even ones that no
+/// request names.
 fn started(config: &SimConfig, adapters: &[String]) -> VirtualServer {
     let number = |(place, (name, _)): (usize, &(String, String))| {
         let known = adapters.iter().position(|known| known == name);

@@ -1,6 +1,6 @@
 //! Why a simulation cannot start.
 //!
-//! Everything is checked before virtual time starts; a run that has started always ends with a
+//! Everything is checked before virtual time starts, so a run that has started always ends with a
 //! result. Every message says how to mend the input.
 
 use sluice_bench::BenchError;

@@ -1,7 +1,8 @@
 //! Checks a study against the `[[expect]]` ranges of the scenario file.
 //!
-//! A range applies to the mean over all seeds, or to the ratio to another variant. Choose ranges so
-//! that another seed stays inside and a change of behaviour does not.
+//! A range applies to the mean over all seeds, or to the ratio to another variant. Choose a range
+//! so wide that results of another seed stay inside, and so narrow that a change of behaviour leads
+//! out of it.
 
 use crate::error::LabError;
 use crate::file::Expectation;
@@ -14,7 +15,7 @@ pub fn measures(expectations: &[Expectation]) -> Result<Vec<Measure>, LabError> 
     expectations.iter().map(|expected| Ok(expected.measure.parse()?)).collect()
 }
 
-/// Messages for unmet expectations.
+/// One message for each unmet expectation.
 ///
 /// # Errors
 /// An expectation names an unknown variant or measure.

@@ -176,7 +176,7 @@ pub struct ChangeTable {
     /// The engines start again.
     #[serde(default)]
     pub start: bool,
-    /// The engines accept requests and generate nothing.
+    /// The engines hang: they accept requests and generate nothing.
     #[serde(default)]
     pub hang: bool,
     /// The engines continue after a hang.
@@ -213,8 +213,8 @@ pub struct TrafficTable {
     pub concurrency: Option<u32>,
     /// Number of requests (or conversations).
     pub requests: Option<u64>,
-    /// Time during which requests arrive; a trace with times is cut at the end of it. Default: the
-    /// duration of the file; without one, the whole trace, or 60 s.
+    /// Time during which requests arrive. A trace with times is cut at the end of this time.
+    /// Default: the duration of the file; without one, the whole trace, or 60 s.
     pub duration: Option<Period>,
     /// Conversations instead of single requests.
     pub conversation: Option<ConversationTable>,
@@ -232,7 +232,8 @@ pub struct TrafficTable {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClassTable {
-    /// Name in reports. Measures treat classes of the same name as one; `all` means all requests.
+    /// Name in reports. Measures treat classes of the same name as one. The name `all` means all
+    /// requests.
     pub name: String,
     /// Requests per second. Either all classes of a traffic have a rate, or none.
     pub rate: Option<f64>,
@@ -380,7 +381,7 @@ impl LabFile {
         Self::read(table, name)
     }
 
-    /// Also checks the rules that hold for every use of a file.
+    /// Reads a file and checks the rules that hold for every use of it.
     fn read<'de, D: serde::Deserializer<'de, Error = toml::de::Error>>(from: D, name: &str) -> Result<Self, LabError> {
         let invalid = |reason: String| LabError::File { path: name.to_owned(), reason };
         let file: Self = serde_path_to_error::deserialize(from).map_err(|error| {

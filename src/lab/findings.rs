@@ -1,7 +1,8 @@
 //! Findings in a run: the gateway looks for causes of slow requests on virtual time.
 //!
 //! Pages are read without a network. Findings are recorded when they appear, with seconds from the
-//! start; good traffic has none. A look also learns the limits of pools with `tokens = "auto"`.
+//! start. Good traffic should have none. A look also learns the limits of pools with `tokens =
+//! "auto"`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +27,8 @@ pub(crate) struct LabFindings {
 }
 
 impl LabFindings {
-    /// One look. `backends`: the gateway's backends with the indices of their engines.
+    /// Looks once for findings. `backends`: the gateway's backends with the indices of their
+    /// engines.
     pub(crate) fn look(
         &mut self,
         now: Duration,

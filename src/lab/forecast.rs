@@ -1,9 +1,10 @@
 //! Forecasts for the online tuner: simulates the requests of the last minutes with the present
 //! settings and with each candidate.
 //!
-//! Not simulated: shared beginnings of prompts, because the gateway keeps no prompts; requests that
-//! are in service when the simulated minutes begin or end. All runs have the same requests at the
-//! same times, so the error of a difference is computed from the differences of batches.
+//! Shared beginnings of prompts are not simulated, because the gateway keeps no prompts. Requests
+//! that are in service when the simulated minutes begin or end are not simulated either. All runs
+//! have the same requests at the same times, so the error of a difference is computed from the
+//! differences of batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +63,7 @@ pub fn forecast(lab: &Lab, question: &EngineQuestion, seed: u64) -> EngineAnswer
     };
     let each = question.candidates.iter().zip(&mut candidates);
     let known = each.filter_map(|(one, found)| Some((found.forecast?.loss, one, found)));
-    // Of equal candidates the last one counts, as for the tuner.
+    // Of equal candidates the last one counts, as in the tuner.
     if let Some((_, best, found)) = known.max_by(|one, other| other.0.total_cmp(&one.0)) {
         let under = |limits| absence(&|lab| Some(with_limits(lab, &question.pool, Some(limits))));
         found.absence_with = absence(&|lab| with(best, lab));

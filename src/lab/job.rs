@@ -1,6 +1,6 @@
 //! The task of one request: sends it through the gateway and records the result.
 //!
-//! A task does not know the event loop, which takes the [`Ended`] and continues.
+//! A task does not know the event loop, which takes the result ([`Ended`]) and continues.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,7 +94,8 @@ impl Job {
         });
         let mut client = LabClient::new(self.api, request.leave_after, self.client_timeout, request.output_tokens);
         self.flow.run(incoming, &mut client).await;
-        // `run` wrote the record just before it returned; no other task has run since.
+        // This is the record of this request, because `run` wrote it just before it returned, and
+        // no other task has run since.
         let gateway = self.flow.recorder().take();
         let retry_after = client.retry_after();
         client.complete(&mut record, gateway.as_deref(), request.output_tokens);

@@ -7,7 +7,7 @@
 //! turns, changes)  └────── pump, meter ◀───────── tokens ───── for each backend
 //! ```
 //!
-//! The gateway is not modelled: configuration, estimates, pools, retries and meters are the code of
+//! The gateway is not a model: configuration, estimates, pools, retries and meters are the code of
 //! `sluice serve`. Requests and result files are byte for byte as in `sluice bench`, engines as in
 //! `sluice sim`.
 //!

@@ -207,7 +207,7 @@ pub struct Measured<'a> {
     servers: Vec<&'a ServerSide>,
     all: Metrics,
     classes: Vec<(String, Metrics)>,
-    /// By class of the gateway, computed when first needed.
+    /// Metrics by class of the gateway, computed when first needed.
     of_gateway: OnceCell<Vec<(String, Metrics)>>,
 }
 
@@ -242,13 +242,13 @@ impl<'a> Measured<'a> {
                     Latency::Queue => &metrics.queue_wait,
                 };
                 let lost = if measure.counts_lost { metrics.failed + metrics.unfinished } else { 0 };
-                // A lost request has as many values as a completed one.
+                // A lost request counts as many values as a completed request has on average.
                 let each = distribution.count() as f64 / metrics.completed.max(1) as f64;
                 let lost = if metrics.completed == 0 { lost as f64 } else { lost as f64 * each };
                 statistic.of_all(distribution, lost) * 1e3
             }
-            // Unfinished requests are missed: a setting under which requests do not end must not
-            // gain by it.
+            // Unfinished requests count as missed, because a setting under which requests do not
+            // end must not gain by that.
             Kind::Attainment => percent(metrics.good, metrics.judged() + metrics.unfinished),
             Kind::Failed => percent(metrics.failed + metrics.unfinished, metrics.sent),
             Kind::Rate => metrics.per_second(metrics.completed),
@@ -263,7 +263,7 @@ impl<'a> Measured<'a> {
         }
     }
 
-    /// A class of the traffic, otherwise of the gateway.
+    /// The metrics of a class of the traffic or, without such a class, of the gateway.
     fn of_class(&self, class: &str) -> Option<&Metrics> {
         let traffic = &self.result.config.classes;
         let classes = match traffic.iter().any(|own| own.name == class) {
@@ -291,7 +291,8 @@ fn percent(count: u64, of: u64) -> f64 {
 }
 
 impl Statistic {
-    /// The statistic with `lost` infinite values, which a mean ignores.
+    /// The statistic of the distribution and `lost` infinite values. A mean ignores infinite
+    /// values.
     fn of_all(self, distribution: &Distribution, lost: f64) -> f64 {
         let share = match self {
             Self::Percentile(percentile) if lost > 0.0 => percentile / 100.0,

@@ -4,11 +4,11 @@
 //! Bisection then finds the smallest number, assuming that more engines are never worse.
 //!
 //! The objectives are met if, in every class with objectives, the share of requests that meet all
-//! of them reaches `plan.attainment`, both over the whole run and over the second half, which shows
-//! a queue that keeps growing. Headroom is the additional traffic within the objectives, found by
-//! trials with up to twice the traffic ([`MORE`]). Shares are means over the seeds. A class without
-//! requests is an error. The cost covers only the GPUs, while requests arrive. Bounds:
-//! `plan.max_engines` engines.
+//! of them reaches `plan.attainment`. The share must do so over the whole run and over the second
+//! half, because the second half shows a queue that keeps growing. Headroom is the additional
+//! traffic within the objectives, found by trials with up to twice the traffic ([`MORE`]). Shares
+//! are means over the seeds. A class without requests is an error. The cost is the price of the
+//! GPUs alone, for the time in which requests arrive. Bounds: `plan.max_engines` engines.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -246,8 +246,8 @@ fn share(result: &RunResult, class: u32, late: bool) -> Option<f64> {
     (all > 0.0).then_some(met / all)
 }
 
-/// Seconds during which requests arrive: as configured; otherwise until the last request; in a
-/// closed loop with a number of requests, until the end of the run.
+/// Seconds during which requests arrive. If no duration is configured, they end with the last
+/// request or, in a closed loop with a number of requests, with the run.
 fn arrival_seconds(traffic: &[RunPlan], result: &RunResult) -> f64 {
     let configured = traffic.iter().map(|plan| match (plan.extent, &plan.arrival) {
         (Extent::Lasting(length), _) => length.as_secs_f64(),

@@ -2,8 +2,8 @@
 //!
 //! Search and trials are as in `sluice bench --find-rate`, so results can be compared with measured
 //! ones. There must be exactly one `[[traffic]]`, with a rate, which the search replaces. It must
-//! have no conversations, whose later turns are sent when the client is ready, whatever the rate,
-//! and no requests that leave early, which meet no objective.
+//! have no conversations, because their later turns are sent when the client is ready, whatever the
+//! rate. It must have no requests that leave early, because they meet no objective.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};

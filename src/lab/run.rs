@@ -43,14 +43,14 @@ use sluice_online::observe::window::Window;
 use sluice_online::tuner::report::TunerReport;
 use sluice_sim::engine::BLOCK_TOKENS;
 
-/// Largest jump of the clock with requests in flight: timers may fire in between.
+/// Largest jump of the clock with requests in flight, because timers may fire in between.
 const TIMER_STEP: Duration = Duration::from_millis(10);
-/// tokio checks timers after this many tasks: more than can be ready at once.
+/// Number of tasks after which tokio checks timers: more than can be ready at once.
 const EVENT_INTERVAL: u32 = 1 << 30;
 const SCALE_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause of a client in a closed loop after a failure, unless `Retry-After` is longer.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// Requests of traffic number k (from 0) are numbered from k times this.
+/// Requests of traffic number k (from 0) have numbers from k times this number on.
 const INDEX_STRIDE: u64 = 1 << 40;
 
 /// The result of a run.
@@ -68,7 +68,8 @@ pub struct LabRun {
     pub tuner: Option<TunerReport>,
     /// Findings that appeared, with the seconds from the start.
     pub findings: Vec<(f64, Finding)>,
-    /// Losses of requests by pool, as the tuner sees them; without a tuner, since the start.
+    /// Losses of requests by pool, as the tuner sees them. Without a tuner, all requests since the
+    /// start count.
     pub window: Window,
 }
 
@@ -91,7 +92,7 @@ pub struct Progress<'a> {
     pub in_flight: &'a BTreeMap<u64, Record>,
 }
 
-/// Runs a simulation until `done` returns true, which is called whenever requests have ended.
+/// Runs a simulation until `done` returns true. `done` is called whenever requests have ended.
 /// Requests in flight are then unfinished. Blocks the thread.
 pub fn run_until(lab: &Lab, seed: u64, done: &mut dyn FnMut(&Progress<'_>) -> bool) -> Result<LabRun, LabError> {
     let lab = checked(lab, seed)?;
@@ -134,9 +135,10 @@ struct Simulation {
     start: Instant,
     /// tokio's clock, since the start.
     clock: Duration,
-    /// Time of the last request sent or queued; in a closed loop also of the last end.
+    /// Time at which a request was last sent or queued; in a closed loop, also at which one last
+    /// ended.
     last_request: Duration,
-    /// Arrivals of each traffic that the event queue has been given.
+    /// Number of arrivals of each traffic that were put into the event queue.
     arrivals: Vec<u64>,
     records: Vec<Record>,
     in_flight: BTreeMap<u64, Record>,
@@ -288,7 +290,8 @@ impl Simulation {
         for Ended { traffic, record, conversation, retry_after } in ended {
             self.in_flight.remove(&record.index);
             let completed = record.is_completed();
-            // Without the pause, a client would repeat a request for ever that is refused at once.
+            // Without the pause, a client whose request is refused at once would repeat it for
+            // ever.
             let at_once = !record.is_failed() && record.ended > record.sent;
             let pause = if at_once { Duration::ZERO } else { retry_after.unwrap_or_default().max(RETRY_AFTER) };
             self.records.push(record);
@@ -468,7 +471,7 @@ impl Simulation {
     }
 }
 
-/// Checks, in every test, that a run without requests in flight has released everything.
+/// In every test, checks that a run without requests in flight has released everything.
 #[cfg(test)]
 impl Simulation {
     fn check_released(&self) {

@@ -48,7 +48,8 @@ impl Scenario {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| Some(stand_in(name)));
         let mut config = self.config(variant, &secret, Machine::with_cores(1))?;
         self.check_tables(&config, self.configured(variant) != (&None, &None))?;
-        // Another number of engines may add or remove a backend.
+        // A name is unknown only if no backend has it, neither before nor after the number of
+        // engines changes.
         let mut unknown: Vec<&String> = variant.engine.keys().filter(|name| !has_backend(&config, name)).collect();
         let copies = variant.count.map(|count| set_engines(&mut config, count as usize)).transpose()?;
         unknown.retain(|name| !has_backend(&config, name));
@@ -90,7 +91,8 @@ impl Scenario {
         self.file.engine.iter().find_map(|engine| engine.model.clone()).unwrap_or_else(|| MODEL.to_owned())
     }
 
-    /// Path and text of the variant's configuration, or the file's if the variant has none.
+    /// Path and text of the variant's configuration; if the variant has none, path and text of the
+    /// file's configuration.
     fn configured<'a>(&'a self, variant: &'a Variant) -> (&'a Option<PathBuf>, &'a Option<String>) {
         match (&variant.config, &variant.gateway) {
             (None, None) => (&self.file.config, &self.file.gateway),
@@ -180,8 +182,8 @@ impl Scenario {
     }
 
     /// Checks that every backend that the file names exists and has one `[[engine]]`. With a
-    /// configuration of the gateway, also that at most one table names no backend and none has a
-    /// count.
+    /// configuration of the gateway, also checks that at most one table names no backend and that
+    /// none has a count.
     fn check_tables(&self, config: &Config, is_configured: bool) -> Result<(), LabError> {
         let mut named = BTreeSet::new();
         for name in self.file.engine.iter().flat_map(|table| &table.backend) {
@@ -229,7 +231,7 @@ fn set_engines(config: &mut Config, count: usize) -> Result<BTreeMap<String, Str
     Ok(copies)
 }
 
-/// The value of a secret that is not set; also valid as the SHA-256 of a key.
+/// A placeholder for a secret that is not set. It is also valid as the SHA-256 of a key.
 fn stand_in(name: &str) -> String {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
@@ -273,7 +275,8 @@ fn engine(backend: &Backend, table: &EngineTable, variant: &Variant, folder: &Pa
     let mut flags: BTreeMap<String, ArgValue> = BTreeMap::new();
     let of_backend = variant.engine.get(&backend.name).unwrap_or(&none);
     for (name, value) in [configured, &table.args, &variant.args, of_backend].into_iter().flatten() {
-        // Each spelling (`no-`, `_`, abbreviations) overrides every other.
+        // All spellings of a flag (`no-`, `_`, abbreviations) are one key here, so that each
+        // overrides every other.
         let (name, on) = setting(name);
         let value = if let ArgValue::Flag(given) = value { ArgValue::Flag(*given == on) } else { value.clone() };
         flags.insert(name, value);

@@ -1,6 +1,6 @@
 //! The setup of a simulation: the gateway's configuration, an engine for each backend, traffic.
 //!
-//! Plain data: one [`Lab`] can be run with many seeds, on several threads at once.
+//! A [`Lab`] is plain data. It can be run with many seeds, on several threads at once.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,8 +29,9 @@ pub struct Lab {
     pub config: Arc<Config>,
     /// One engine for each backend of the configuration.
     pub engines: Vec<EngineSetup>,
-    /// Kinds of traffic, sent at the same time, with seeds derived from the seed of the run. The
-    /// first uses that seed itself, so it sends the same requests as `sluice bench --seed`.
+    /// Kinds of traffic, which are sent at the same time. Their seeds are derived from the seed of
+    /// the run. The first kind uses that seed itself, so it sends the same requests as `sluice
+    /// bench --seed`.
     pub traffic: Vec<RunPlan>,
     /// The tenant of each traffic; `None`, or a missing entry, names none.
     pub tenants: Vec<Option<HeaderValue>>,
@@ -99,9 +100,9 @@ pub struct Plant {
 pub enum PlantedFault {
     /// Everything takes this many times as long.
     Slower(f64),
-    /// The engine crashes when a request arrives while it has this many.
+    /// The engine crashes when a request arrives while the engine has this many.
     CrashesAt(usize),
-    /// The engine hangs when a request arrives while it has this many.
+    /// The engine hangs when a request arrives while the engine has this many.
     HangsAt(usize),
     /// Prompts with more tokens than this fail.
     FailsAbove(u32),
@@ -112,7 +113,8 @@ pub enum PlantedFault {
 /// A change of an engine during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EngineChange {
-    /// Every operation takes this many times as long. Above 0; 1 restores the usual speed.
+    /// Every operation takes this many times as long. The factor is above 0; 1 restores the usual
+    /// speed.
     Slower(f64),
     /// The engine stops at once: streams break, connections are refused and probes fail.
     Stop,
@@ -282,7 +284,8 @@ impl EngineSetup {
         Ok(Self { backend: name(), sim, changes: Vec::new(), recipe: Some(recipe), fault: None })
     }
 
-    /// The same engine with the acceptance of drafts of another one: a change of flags keeps it.
+    /// The same engine with the acceptance of drafts of another engine, because a change of flags
+    /// keeps the acceptance.
     fn with_acceptance_of(mut self, other: &Self) -> Self {
         let known = other.sim.engine.speculation.as_ref().map(|own| own.acceptance.clone());
         if let (Some(own), Some(known)) = (&mut self.sim.engine.speculation, known) {

@@ -1,12 +1,12 @@
 //! Runs the variants of a scenario with several seeds and compares them.
 //!
-//! Every variant has the same seeds: the same requests at the same times. Comparisons are paired,
-//! so the interval of a change is much narrower than the intervals of the two values. Intervals are
-//! Student's t over the seeds, 95 %, for the mean of the measure over all possible seeds. The
-//! number of threads does not change the result.
+//! Every variant has the same seeds, so it has the same requests at the same times. Comparisons are
+//! paired, so the interval of a change is much narrower than the intervals of the two values.
+//! Intervals are Student's t over the seeds, 95 %, for the mean of the measure over all possible
+//! seeds. The number of threads does not change the result.
 //!
-//! Bounds: at most [`MAX_RUNS`] runs. Only the measures of a run are kept and, if requested, the
-//! runs of the first seed.
+//! Bounds: at most [`MAX_RUNS`] runs. Of each run only the measures are kept; the runs of the first
+//! seed are kept too if the caller asks.
 
 use std::collections::BTreeSet;
 

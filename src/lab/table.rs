@@ -93,7 +93,7 @@ pub fn json(study: &Study) -> Value {
     json!({ "title": study.title, "seeds": study.seeds, "variants": variants })
 }
 
-/// A smaller relative half-width is noise of floating-point sums.
+/// A relative half-width below this is noise of floating-point sums.
 const NOISE: f64 = 1e-9;
 
 fn shown(estimate: &Estimate) -> String {

@@ -367,7 +367,7 @@ fn an_engine_runs_on_the_host_that_the_file_names() {
     };
     let quiet = profile("host = \"quiet\"", Path::new("/")).unwrap();
     assert_ne!(quiet, profile("", Path::new("/")).unwrap());
-    // A host file next to the scenario, as `sluice sim fit` writes it.
+    // Writes a host file next to the scenario, as `sluice sim fit` does.
     let folder = tempfile::tempdir().unwrap();
     let table = sluice_sim::Constants::on_host("quiet").unwrap().table().to_string();
     std::fs::write(folder.path().join("h.toml"), table).unwrap();

@@ -31,7 +31,7 @@ struct Source {
 pub(crate) struct TrafficDefaults<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) model: String,
-    /// The duration of a table that has none.
+    /// The duration for a table that has none.
     pub(crate) duration: Option<Duration>,
     /// Factor for rates and concurrency.
     pub(crate) load: Option<f64>,
@@ -155,7 +155,7 @@ fn rates(table: &TrafficTable) -> Result<Option<f64>, LabError> {
     let given = table.class.iter().filter_map(|class| class.rate);
     match (given.clone().count(), table.rate) {
         (0, rate) => Ok(rate),
-        // With steps, the rates of classes are weights.
+        // With steps, the rates of classes are only weights.
         (count, None) if count == table.class.len() => Ok(table.steps.is_empty().then(|| given.sum())),
         (_, Some(_)) => Err(needs("a rate of its own or one for each class, not both".to_owned())),
         (_, None) => Err(needs("a rate for each of its classes, or for none".to_owned())),

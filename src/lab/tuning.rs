@@ -2,11 +2,13 @@
 //!
 //! A restart begins under the rule of `sluice serve` ([`Replacement`]). The backend gets no new
 //! requests, requests in flight finish, the engine is gone for 60 s, and a new one with empty
-//! caches takes over. If vLLM refuses the new flags, the engine returns as it was. A restart ends
-//! without a change if the drain is too short for a request. Forecasts are simulated at once, in
-//! separate runs.
+//! caches takes over. If vLLM refuses the new flags, the engine returns as it was. With
+//! `fleet.rollback = "wake"` a return to the flags before the change takes 5 s; memory is assumed
+//! to suffice. A restart ends without a change if the drain is too short for a request. Forecasts
+//! are simulated at once, in separate runs.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,12 +18,12 @@ use tokio::time::Instant;
 use crate::cluster::Cluster;
 use crate::job::LabFlow;
 use crate::setup::{EngineChange, EngineSetup, Forecaster, Lab, PlantedFault};
-use sluice_config::{Config, TunerMode};
+use sluice_config::{Config, Rollback, TunerMode};
 use sluice_core::base::BackendId;
 use sluice_gateway::flow::{LearnedState, RoutingTable, specs};
 use sluice_gateway::pool::{BackendView, Bound, Cordon, Irreplaceable, PoolView, Replacement};
 use sluice_online::drive::{self, Deployment, PAGES_INTERVAL, Parts};
-use sluice_online::engines::flags::EngineFlag;
+use sluice_online::engines::flags::{EngineFlag, Flags};
 use sluice_online::engines::forecast::EngineQuestion;
 use sluice_online::engines::look::{EngineState, Restarted};
 use sluice_online::event::Event;
@@ -32,6 +34,9 @@ use sluice_online::tuner::report::TunerReport;
 
 /// Time from the last request to readiness, for an 8B model with a warm compile cache.
 const START: Duration = Duration::from_secs(60);
+/// The same for an old engine that is kept asleep (`fleet.rollback = "wake"`): the new one is
+/// stopped, and the old one wakes.
+const WAKE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Restart {
@@ -57,9 +62,11 @@ enum Step {
 pub(crate) struct LabTuner {
     tuner: RefCell<Tuner>,
     events: Vec<Event>,
-    /// The setup of each engine at its last start.
+    /// The setup with which each engine was last started.
     setups: Vec<EngineSetup>,
     restart: Option<Restart>,
+    /// Flags of the old engines that are kept asleep during a change.
+    kept: BTreeMap<usize, Flags>,
     simulations: u64,
 }
 
@@ -72,7 +79,19 @@ impl LabTuner {
             tuner.simulate_limits();
         }
         let (tuner, setups) = (RefCell::new(tuner), lab.engines.clone());
-        acts.then_some(Self { tuner, events: Vec::new(), setups, restart: None, simulations: 0 })
+        acts.then_some(Self { tuner, events: Vec::new(), setups, restart: None, kept: BTreeMap::new(), simulations: 0 })
+    }
+
+    /// The time of a restart from one setup to another. Keeps the old engine, or wakes a kept one.
+    pub(crate) fn restart_takes(&mut self, engine: usize, to: Option<&EngineSetup>) -> Duration {
+        let is_kept = to.is_some_and(|to| self.kept.get(&engine) == Some(&to.flags()));
+        if is_kept {
+            self.kept.remove(&engine);
+            return WAKE;
+        }
+        let from = self.setups[engine].flags();
+        self.kept.entry(engine).or_insert(from);
+        START
     }
 
     pub(crate) fn result(self) -> (Vec<Event>, TunerReport) {
@@ -175,6 +194,9 @@ impl LabDeployment<'_> {
             drive::restarted(self, outcome);
         }
         let orders = drive::look(self);
+        if self.tuner().engine_change().is_none() {
+            self.own.kept.clear();
+        }
         drive::carry_out(self, orders);
     }
 
@@ -256,7 +278,11 @@ impl LabDeployment<'_> {
                 }
                 admission.set_cordon(*backend, Cordon::Starting);
                 cluster.change(now, *engine, EngineChange::Stop);
-                *step = Step::Start(now + START);
+                let takes = match self.lab.config.fleet.rollback {
+                    Rollback::Start => START,
+                    Rollback::Wake => self.own.restart_takes(*engine, setup.as_ref().ok()),
+                };
+                *step = Step::Start(now + takes);
                 None
             }
             Step::Start(until) if now < until => None,

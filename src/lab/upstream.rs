@@ -1,10 +1,11 @@
-//! Connects the gateway to the simulated engines: [`Upstream`] without sockets.
+//! Connects the gateway to the simulated engines: an [`Upstream`] without sockets.
 //!
 //! A response has the same bytes as in `sluice sim`: one event for each token, or for
 //! `--stream-interval` tokens, then usage, then `[DONE]`. A request is looked up by id. The body is
-//! searched for `continuous_usage_stats`, which the gateway may have added; if there are
-//! experiments, for the model, which an arm may have changed; and in a retry for `max_tokens`.
-//! Dropping an exchange aborts the request, as closing the connection does.
+//! searched for `continuous_usage_stats`, which the gateway may have added. If there are
+//! experiments, it is searched for the model, which an arm may have changed. In a retry it is
+//! searched for `max_tokens`. Dropping an exchange aborts the request, as closing the connection
+//! does.
 //!
 //! Another engine continues an answer as in `sluice sim`: the text so far is a part of the prompt.
 //! The length of the text follows from `max_tokens`, which the gateway lowers by that length.
@@ -42,7 +43,7 @@ const TOKENIZE: &str = "/tokenize";
 /// Bytes at the end of a piece that are searched for `stream_options`.
 const OPTIONS_WITHIN: usize = 512;
 
-/// In the gateway's requests to count a text, and in no request to count a prompt.
+/// A text that is in the gateway's requests to count a text, and in no request to count a prompt.
 static IS_TEXT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"add_special_tokens\":false"));
 static WORDS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(WORD));
 static CONTINUOUS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"continuous_usage_stats\":true"));
@@ -151,7 +152,8 @@ struct TokenStream {
     prompt: u64,
     sent: u32,
     cached: u32,
-    /// The event of a token that is not the last: all are the same, so it is written once.
+    /// The event of a token that is not the last. All such events are the same, so it is written
+    /// once.
     event: Option<String>,
     ended: bool,
 }

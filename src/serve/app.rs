@@ -1,6 +1,6 @@
 //! A running gateway: the core and the services.
 //!
-//! The arrows are references; each service is built after the services that it uses.
+//! The arrows are references. Each service is built after the services that it uses.
 //!
 //! ```text
 //!   Reloader --> ExperimentService ---.

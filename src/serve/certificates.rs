@@ -1,7 +1,7 @@
 //! Warns at each start and reload about the gateway's certificates that expire soon.
 //!
 //! The dates themselves are in `sluice_tls_certificate_expiry_timestamp_seconds`. The gateway does
-//! not renew certificates; send SIGHUP after a renewal.
+//! not renew certificates. Send SIGHUP after a renewal.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,8 @@ use sluice_config::Config;
 /// days before they expire, so the renewal must have failed.
 const SOON_SECONDS: i64 = 14 * 24 * 3_600;
 
-/// Also warns of a certificate that has expired or is not valid yet.
+/// Warns about certificates that expire within [`SOON_SECONDS`], have expired, or are not valid
+/// yet.
 pub(super) fn warn(config: &Config) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let now = i64::try_from(now).unwrap_or(i64::MAX);

@@ -1,11 +1,12 @@
-//! Checks of a configuration before it is put in force, beyond the text.
+//! Checks of a configuration, beyond the text, before the configuration is put in force.
 //!
-//! `sluice check`, `sluice serve` and a reload call [`check`]; a restart through the admin API
+//! `sluice check`, `sluice serve` and a reload call [`check`]. A restart through the admin API
 //! checks the engine in the same way ([`check_settings`]). Nothing is started or bound.
 //!
-//! Problems that the gateway may not meet are remarks. At a [`Purpose::Look`], the gateway's user
-//! is unknown, so a denied file or folder is a remark. If one of several gateways leads, problems
-//! of the engines are remarks at a look, and problems of `fleet.state` at a look and at a start.
+//! A problem that the gateway may not meet when it runs is only a remark. At a [`Purpose::Look`],
+//! the gateway's user is unknown, so a denied file or folder is a remark. If one of several
+//! gateways leads, problems of the engines are remarks at a look, and problems of `fleet.state` at
+//! a look and at a start.
 //!
 //! vLLM's program is run once for each version, to list the flags. A start waits
 //! [`START_FLAGS_MAX`] for all programs together, and does not run a slow one again.
@@ -39,10 +40,10 @@ const STATE: &str = "fleet.state";
 /// The purpose of a check.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'c> {
-    /// To see whether the configuration could be used.
+    /// To see whether a gateway could use the configuration, without a start.
     Look,
     /// To start a gateway. A running engine is adopted. If one of several gateways leads, engines
-    /// are left to the leader: the others may have no program for them.
+    /// are left to the leader, because the others may have no program for them.
     Start,
     /// To replace the running configuration, without touching engines that do not change.
     Reload(&'c Config),
@@ -97,7 +98,8 @@ impl Found<'_> {
         self.errors.push(Problem::at(path, &self.loaded.origins, situation));
     }
 
-    /// As a remark if another gateway may start the engine.
+    /// Reports a problem of an engine: as a remark if another gateway may start the engine,
+    /// otherwise as an error.
     fn refuse_engine(&mut self, path: String, situation: Situation) {
         if self.others_lead {
             self.remarks.push(format!("{path}: {situation}; the gateway that leads must be able to start this engine"));
@@ -106,7 +108,9 @@ impl Found<'_> {
         }
     }
 
-    /// As a remark if the problem may concern only this user.
+    /// Reports an unusable file or folder. It is a remark if a look was denied access, because the
+    /// gateway may run as another user. It is also a remark if the folder is `fleet.state` and
+    /// another gateway may lead.
     fn refuse_place(&mut self, key: &str, reason: String, error: &io::Error) {
         if self.looks && error.kind() == io::ErrorKind::PermissionDenied {
             self.remarks.push(format!(
@@ -119,9 +123,9 @@ impl Found<'_> {
         }
     }
 
-    /// Refuses a file or folder that another user controls. If it belongs to another user, root
-    /// gets a problem, because root may not start the gateway on such files, and other users a
-    /// remark, because an operator may check the files of a service's user.
+    /// Reports a file or folder that another user controls. If it belongs to another user, a look
+    /// by root finds an error, because root may not start the gateway on such files. A look by any
+    /// other user finds a remark, because an operator may check the files of a service's user.
     fn refuse_untrusted(&mut self, key: &str, untrusted: &Untrusted) {
         let kind = match untrusted.is_foreign() && own_user() != 0 {
             true => io::ErrorKind::PermissionDenied,
@@ -131,7 +135,7 @@ impl Found<'_> {
     }
 
     fn check_tokenizers(&mut self) {
-        // A loop, so that each model has its own problem.
+        // Each model is loaded alone, so that each bad tokenizer is a separate problem.
         for (index, model) in self.loaded.config.models.iter().enumerate() {
             let alone = Config { models: vec![model.clone()], ..self.loaded.config.clone() };
             if let Err(StartError::Tokenizer { source, .. }) = load_counters(&alone, None) {
@@ -141,7 +145,7 @@ impl Found<'_> {
         }
     }
 
-    /// Whether each file can be written, or made in the named folder.
+    /// Checks that the access log and the file of records can be written, or made in their folders.
     fn check_written_files(&mut self) {
         let config = &self.loaded.config;
         let mut files = Vec::new();
@@ -152,7 +156,8 @@ impl Found<'_> {
         for (key, file) in files {
             let written = match file.is_file() {
                 true => std::fs::OpenOptions::new().append(true).open(file).map(drop),
-                // Opening a pipe or a device may wait for a reader.
+                // A pipe or device is not opened, because that may block until another program
+                // reads it.
                 false if file.exists() => Ok(()),
                 false => can_make(file).map_err(|(_, error)| error),
             };
@@ -180,13 +185,14 @@ impl Found<'_> {
         }
     }
 
-    /// Whether the journal's folder and files can be made or written.
+    /// Checks that the folder and the files of the journal can be made or written.
     fn check_state(&mut self) {
         let state = &self.loaded.config.fleet.state;
         let place = std::path::absolute(state).unwrap_or_else(|_| state.clone());
         let usable = can_make(&place).and_then(|()| match check_journal(&place) {
             Err(JournalError::Unusable { path, source }) => Err((path, source)),
-            // The start finds out whether another gateway uses the folder.
+            // The start refuses a folder that another gateway uses. An untrusted one is reported
+            // already.
             Ok(()) | Err(JournalError::Taken { .. } | JournalError::Untrusted(_)) => Ok(()),
         });
         if let Err((path, error)) = usable {
@@ -201,7 +207,7 @@ impl Found<'_> {
         }
     }
 
-    /// Checks the flags for pods, which are found later.
+    /// Checks the flags in `kubernetes.args`. The pods themselves are found after the start.
     fn check_pods(&mut self) {
         for (index, pool) in self.loaded.config.pools.iter().enumerate() {
             let Some(pods) = &pool.kubernetes else { continue };
@@ -216,7 +222,7 @@ impl Found<'_> {
         let running = if let Purpose::Reload(running) = purpose { Some(running) } else { None };
         match engines::settle_ports(config, running, false) {
             Ok(_) => {}
-            // A denied folder is named only once.
+            // The same folder has been reported already.
             Err(PortsError::Unusable { .. }) if self.names(STATE) => {}
             Err(PortsError::Unusable { path, source }) => {
                 let reason = format!("{}: {source}; name a folder that the gateway may write to", path.display());
@@ -283,7 +289,7 @@ impl Found<'_> {
     }
 }
 
-/// Flag lists of programs, within the time limit of a start.
+/// Reads the flag lists of programs. At a start, all programs together have one time limit.
 struct FlagLists {
     until: Option<Instant>,
     /// Programs that did not answer in time, with the `PATH` of the engine.
@@ -296,7 +302,7 @@ impl FlagLists {
         Self { until, slow: BTreeSet::new() }
     }
 
-    /// Checks an engine; `None`: its program is too slow.
+    /// Checks the settings of an engine. `None`: the program has not listed its flags in time.
     async fn check(&mut self, spec: &EngineSpec, driver: &SharedDriver) -> Option<Result<Vec<Notice>, EngineFailure>> {
         let program = program(&spec.target);
         if program.as_ref().is_some_and(|program| self.slow.contains(program)) {
@@ -304,7 +310,7 @@ impl FlagLists {
         }
         let checked = check_settings(&**driver, spec, &spec.settings);
         let Some(until) = self.until else { return Some(checked.await) };
-        // A known list is used even after `until`.
+        // A list that was read before is used even after `until`.
         let checked = timeout_at(until, checked).await.ok();
         if checked.is_none() {
             self.slow.extend(program);
@@ -346,11 +352,11 @@ fn specs_of(config: &Config) -> Vec<EngineSpec> {
     let health = specs::health_rules(&config.health);
     let now = Instant::now();
     let layout = Admission::new(now, health, 0).apply(&specs::pools(config), health, now);
-    // Digests are only for the journal.
+    // The digests are empty, because only the journal needs them.
     engines::engines(config, &layout, |_| String::new())
 }
 
-/// Configuration keys, in the order of the engines.
+/// The configuration key of each engine, in the order of `specs_of`.
 fn paths(config: &Config) -> Vec<String> {
     let mut paths = Vec::new();
     for (index, pool) in config.pools.iter().enumerate() {

@@ -129,7 +129,7 @@ impl Control for App {
         let (id, engine) = self.engine(pool, backend)?;
         self.core.admission.set_draining(id, draining);
         if !draining {
-            // Also an engine that waits for its next attempt.
+            // This also starts an engine that waits for its next attempt.
             let enabled = Handle::current().block_on(self.core.fleet.enable(&engine));
             if let Err(refused) = enabled {
                 tracing::warn!(pool, backend, "enabled, but its engine stays as it is: {refused}");
@@ -215,7 +215,8 @@ impl App {
     }
 }
 
-/// `reports`: whether a backend of a pool reports the model, which decides for undeclared models.
+/// The pools that serve a model. `reports`: whether a backend of a pool reports the model, which
+/// decides for undeclared models.
 fn pools_of(config: &Config, model: Option<ModelId>, reports: impl Fn(&str) -> bool) -> Vec<String> {
     let serves = |pool: &&sluice_config::Pool| match (&pool.models, model) {
         (ModelScope::All, Some(_)) => true,

@@ -105,7 +105,7 @@ pub(super) fn settle_ports(config: &mut Config, running: Option<&Config>, stores
     Ok(moved)
 }
 
-/// The ports of processes; ranks that follow one get its port.
+/// Settles the ports of processes. Ranks that follow a process get the port of that process.
 fn settle_processes(config: &mut Config, running: Option<&Config>, stores: bool) -> Result<bool, PortsError> {
     let stays: BTreeMap<String, u16> = running.into_iter().flat_map(ports_of).filter(|(_, port)| *port > 0).collect();
     let without: Vec<String> = ports_of(config).filter(|(_, port)| *port == 0).map(|(name, _)| name).collect();

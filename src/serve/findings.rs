@@ -1,9 +1,9 @@
 //! Looks for the causes of slow requests every ten seconds, whether this gateway leads or not.
 //!
 //! A look reads metrics pages of at most [`PAGES`] engines, silent ones first and the others in
-//! turn; for the rest the last page counts. Each finding is logged when it appears and when it
-//! goes. With `tokens = "auto"`, the same pages set the learned limit of tokens of each backend.
-//! Bounds: the numbers of one page for each backend in rotation.
+//! turn. For an engine that is not read, the last page counts. Each finding is logged when it
+//! appears and when it goes. With `tokens = "auto"`, the same pages set the learned limit of tokens
+//! of each backend. Bounds: the numbers of one page for each backend in rotation.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ use sluice_online::findings::{Finding, Findings, LOOK};
 use sluice_online::kv_limit::{KvLimit, KvSample};
 
 const PAGES: usize = 32;
-/// Largest age of a shown page: the pages of 200 engines are read in 70 s.
+/// Largest age of a page that is shown. Reading the pages of 200 engines takes 70 s.
 const SHOWN_FOR: Duration = Duration::from_mins(2);
 
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl FindingsService {
             }
             turn += PAGES;
             let app = Arc::clone(&self);
-            // A look takes the lock of admission.
+            // A look takes the lock of admission, so it runs on a thread that may block.
             if let Err(error) = tokio::task::spawn_blocking(move || app.look_for_causes()).await {
                 tracing::error!(%error, "the look for causes of slow requests failed");
             }
@@ -85,7 +85,8 @@ impl FindingsService {
             if let Ok((id, Some(page))) = read
                 && page.lacks().next().is_none()
             {
-                // A tier in host memory shows its size from the first step on, after the probe.
+                // The page shows the size of a tier in host memory from the engine's first step on,
+                // so the probe may not have seen it.
                 if page.offloaded_tokens > 0
                     && let Some(tokens) = page.prefix_tokens()
                 {

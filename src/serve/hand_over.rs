@@ -24,7 +24,7 @@ use sluice_gateway::pool::{Admission, Bound, Claim, Cordon};
 
 /// Time limit of a visitor's first message.
 const HELLO_MAX: Duration = Duration::from_secs(5);
-/// Time limit of the new gateway's start: tokenizers, adoption of engines, probes.
+/// Time limit of the new gateway's start, which loads tokenizers, adopts engines and probes them.
 const START_MAX: Duration = Duration::from_secs(120);
 /// Time limit of the new gateway's first answer to claims.
 const CONCEDED_MAX: Duration = Duration::from_secs(10);
@@ -49,10 +49,10 @@ enum NotHandedOver {
 }
 
 impl Running {
-    /// Hands over to the gateway that asks. Returns the other process id once this gateway accepts
-    /// no more connections; then the caller must call [`Running::drain`]. `None`: this gateway goes
-    /// on, because the visitor was refused or failed (the log says why), or because `stop`
-    /// completed before the new gateway was ready.
+    /// Hands over to the gateway that asks. Returns the process id of that gateway once this one
+    /// accepts no more connections. Then the caller must call [`Running::drain`]. `None`: this
+    /// gateway goes on, because the visitor was refused or failed (the log says why), or because
+    /// `stop` completed before the new gateway was ready.
     pub async fn hand_over(&mut self, door: &Door, visitor: UnixStream, stop: impl Future<Output = ()>) -> Option<u32> {
         let begun = Instant::now();
         match self.try_to_hand_over(door, visitor, stop).await {
@@ -67,7 +67,8 @@ impl Running {
                 );
                 Some(pid)
             }
-            // The visitor may be the next start, which checks whether a gateway listens here.
+            // The visitor may be a starting gateway that only checks whether another one listens
+            // here.
             Err(NotHandedOver::Nothing(error)) => {
                 tracing::debug!(%error, "a visitor of upgrade.sock has said nothing");
                 None
@@ -271,7 +272,8 @@ fn apply(admission: &Admission, claims: &[Claim], conceded: &Conceded) -> bool {
     places().all(|(claim, to)| to.is_none_or(|to| to.share == claim.share))
 }
 
-/// Opens all backends: without a manager of engines, only health decides.
+/// Opens all backends, because without a gateway that manages engines only health decides about
+/// rotation.
 fn open_all(admission: &Admission) {
     for backend in admission.view().into_iter().flat_map(|pool| pool.backends) {
         admission.set_cordon(backend.id, Cordon::Open);

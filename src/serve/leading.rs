@@ -1,12 +1,12 @@
 //! The work of the one gateway that leads: it runs the engines, the tuner and the saved state of
 //! experiments.
 //!
-//! The others serve requests too, and treat every engine as external, judged by probes. So
+//! The other gateways serve requests too, and treat every engine as external, judged by probes. So
 //! configuration, connections and adapters are ready when one of them takes over and reads the
 //! state in `fleet.state`.
 //!
 //! When a term ends unrenewed, the leader's tasks are aborted at once, as if the process had been
-//! killed: another gateway may act a tenth of the lease later.
+//! killed, because another gateway may act a tenth of the lease later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,8 +73,8 @@ impl Leading {
         }
     }
 
-    /// [`Leading::resign`], and waits until the store shows that this gateway does not lead.
-    /// Without the store, the others wait for the lease.
+    /// Resigns ([`Leading::resign`]), and waits until the store shows that this gateway does not
+    /// lead. If the store does not answer, the other gateways wait for the end of the lease.
     pub(crate) async fn end(self) {
         drop(self.resign());
         let _ = self.acting.await;
@@ -107,12 +107,12 @@ impl Deciders {
         Self { end, tasks }
     }
 
-    /// Aborts the tasks: another gateway may decide now.
+    /// Aborts the tasks, because another gateway may decide now.
     pub(crate) fn abort(self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 
-    /// Ends the tasks, with their knowledge on disk.
+    /// Ends the tasks, after they have saved their state.
     pub(crate) async fn end(self) {
         self.end.send_replace(true);
         for task in self.tasks {
@@ -220,7 +220,7 @@ async fn end_to_act(app: &Arc<App>, lead: &Lead, in_order: bool) {
     }
 }
 
-/// Ends the tuner's trials; the limits in force stay.
+/// Ends the tuner's trials. The limits in force stay.
 fn end_trials(core: &Core) {
     core.set_acts(false);
     let view = core.admission.view();
@@ -241,7 +241,8 @@ fn read_saved(app: &App) {
         tracing::error!("the experiments of the admin API are not in force: {error}");
     }
     let goes_on = app.tuner.state.restore();
-    // Even without kept limits, experiments have new measurements.
+    // Even without kept limits the routing table must be rebuilt, because the experiments have new
+    // measurements.
     app.core.put_limits(|config| {
         if goes_on {
             app.tuner.state.put(config);

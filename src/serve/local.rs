@@ -77,7 +77,7 @@ impl ModelList {
                 cards.extend(own_card(alias, Some(&entry.name), card.and_then(|card| card.max_model_len)));
             }
         }
-        // The routing table bounds the names; engines may list more.
+        // The names in the routing table are bounded. An engine may list more.
         if routing.is_open_for(key) {
             let others = reported.iter().filter(|card| !listed.contains(&*card.id) && routing.is_undeclared(&card.id));
             cards.extend(others.map(|card| (card.id.clone(), card.json.clone())));

@@ -22,8 +22,8 @@ use sluice_config::OnExit;
 use sluice_fleet::EngineBusy;
 use sluice_gateway::proxy::Ending;
 
-/// Longest wait for the journal's lock after a failed hand-over. Then this gateway serves and keeps
-/// trying.
+/// Longest wait for the journal's lock after a failed hand-over. After it, this gateway serves
+/// without the journal and keeps trying to lock it.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(5);
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,7 +40,8 @@ pub struct Running {
     pub(crate) tasks: Vec<JoinHandle<()>>,
     /// `None` while another gateway decides, and always in a cluster that elects its leader.
     pub(crate) deciders: Option<Deciders>,
-    /// This gateway's part in the election of a leader, which runs the deciders.
+    /// This gateway's part in the election of a leader. It runs the deciders while this gateway
+    /// leads.
     pub(crate) leading: Option<Leading>,
     pub(crate) taking_back: Option<JoinHandle<()>>,
     /// Duplicates of the listening sockets, with the configured addresses. While one is open, the
@@ -48,7 +49,7 @@ pub struct Running {
     pub(crate) sockets: Vec<(Port, SocketAddr, OwnedFd)>,
     pub(crate) predecessor: Option<JoinHandle<()>>,
     pub(crate) cluster: Option<Cluster>,
-    /// Gateways that drain and that this one counts, directly or through each other.
+    /// Number of draining gateways whose use this one counts, directly or through each other.
     pub(crate) draining: Arc<AtomicU32>,
 }
 
@@ -104,7 +105,7 @@ impl Running {
         cut
     }
 
-    /// After a hand-over, ends connections without a request at once.
+    /// The handle with which, after a hand-over, connections without a request end at once.
     pub fn ending(&self) -> Ending {
         self.ending.clone()
     }
@@ -143,7 +144,8 @@ impl Running {
         self.app.core.telemetry.flush();
     }
 
-    /// Ends the deciders: their state is on disk, the engines run on, and the journal is unlocked.
+    /// Ends the deciders. Then their state is on disk, the engines run on, and the journal is
+    /// unlocked.
     ///
     /// # Errors
     /// An engine is being changed or stopped; nothing has changed.

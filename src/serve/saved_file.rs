@@ -1,7 +1,7 @@
 //! Files of state in the folder of the engines' journal (`fleet.state`).
 //!
-//! A file that cannot be read is renamed and counts as empty: a gateway without saved measurements
-//! is better than no gateway. `sluice_fleet` bounds the size.
+//! A file that cannot be read is renamed and counts as empty, because a gateway without saved
+//! measurements is better than no gateway. `sluice_fleet` bounds the size.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ pub(crate) fn read_or_set_aside<T: DeserializeOwned + Default>(folder: &Path, na
         let (path, aside) = (folder.join(name), sluice_fleet::set_state_aside(folder, name));
         match aside {
             Ok(aside) => tracing::error!("{} cannot be read ({why}): kept as {aside}, and not used", path.display()),
-            // Then the file cannot be replaced either.
+            // Probably the next save cannot replace this file either.
             Err(error) => tracing::error!("{} cannot be read ({why}) or renamed ({error})", path.display()),
         }
         T::default()

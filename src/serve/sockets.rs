@@ -2,7 +2,7 @@
 //! activation).
 //!
 //! systemd passes sockets from descriptor 3 on, and announces them in `LISTEN_FDS` and
-//! `LISTEN_PID`. A socket serves the port with the same address; the gateway opens every other
+//! `LISTEN_PID`. A socket serves the port with the same address. The gateway opens every other
 //! configured address.
 
 use std::net::{SocketAddr, TcpListener};
@@ -55,8 +55,8 @@ impl Sockets {
 }
 
 /// Whether a socket at `address` is for clients: at the configured address, or at all addresses
-/// with the configured port. The admin socket must match exactly: its address decides who may use
-/// it.
+/// with the configured port. The admin socket must match exactly, because the address decides who
+/// may use the socket.
 fn is_for_clients(configured: SocketAddr, address: SocketAddr) -> bool {
     configured == address || address.ip().is_unspecified() && configured.port() == address.port()
 }

@@ -37,7 +37,8 @@ use sluice_gateway::telemetry::{ClientView, ClusterMetrics, Telemetry};
 /// Time limit of the first round of probes.
 const FIRST_PROBE: Duration = Duration::from_secs(2);
 
-/// Longest wait for the adoption of engines at a takeover; then requests wait for the engines.
+/// Longest wait for the adoption of engines at a takeover. After it, the gateway serves, and
+/// requests wait for the engines.
 const ADOPTION_MAX: Duration = Duration::from_secs(10);
 const ADOPTION_LOOK: Duration = Duration::from_millis(20);
 
@@ -59,7 +60,8 @@ pub async fn start_with(mut config: Config, source: Source, opened: Opened) -> R
     let admin_socket = admin_socket(sockets.admin, config.server.admin).await?;
     let sockets = descriptors(&listener, &admin_socket, &config)?;
     let admission = Admission::new(now, specs::health_rules(&config.health), seed());
-    // Joins before there is a backend: none may get a request without a share.
+    // The gateway joins before it has a backend, because no backend may get a request without a
+    // share.
     let (id, learned, reported) = (seed(), LearnedState::default(), Arc::<ReportedModels>::default());
     let fleet = Fleet::new(Arc::clone(&admission), Arc::clone(&reported), Arc::new(engines::driver));
     let (keys, lead, others) = (&learned.key_usage, &fleet.lead(), &fleet.others());
@@ -141,7 +143,7 @@ async fn first_probe(app: &Arc<App>) -> Prober {
     prober
 }
 
-/// Takes the place of the previous gateway, which then claims usage.
+/// Takes the place of the previous gateway, which then claims the capacity that it still uses.
 async fn take_place(
     predecessor: &mut Predecessor,
     app: &App,
@@ -175,6 +177,7 @@ fn serve(
     let tasks = vec![
         tokio::spawn(Arc::clone(&app.core).keep_probing(prober, stop_tasks.clone())),
         tokio::spawn(Arc::clone(&app.core).keep_watching_silent_streams(stop_tasks.clone())),
+        tokio::spawn(Arc::clone(&app.core).keep_following_kv_events(stop_tasks.clone())),
         tokio::spawn(Arc::clone(&app.findings).run(stop_tasks.clone())),
         tokio::spawn(app.core.keep_serving_copies(stop_tasks.clone())),
         #[cfg(feature = "kubernetes")]
@@ -238,7 +241,7 @@ fn descriptors(
     ])
 }
 
-/// Returns when no engine of the previous gateway is on the way into rotation.
+/// Waits until no engine of the previous gateway is on the way into rotation.
 async fn adoption(app: &App, engines: usize) {
     let steps = [Step::Recover, Step::Adopt, Step::Wake, Step::Adapters, Step::Golden, Step::WarmUp].map(Step::label);
     loop {
@@ -250,7 +253,7 @@ async fn adoption(app: &App, engines: usize) {
     }
 }
 
-/// The flow holds the telemetry, so the reference is weak.
+/// The flow holds the telemetry, so the telemetry has only a weak reference to the flow.
 fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<ProxyFlow>) {
     let (counted, memory) = (Arc::clone(clients), Arc::clone(flow.response_memory()));
     let flow = Arc::downgrade(flow);
@@ -262,7 +265,7 @@ fn show_clients(telemetry: &Telemetry, clients: &Arc<ClientLimits>, flow: &Arc<P
     });
 }
 
-/// The app holds the telemetry, so references are weak.
+/// The app holds the telemetry, so the telemetry has only weak references to the app.
 fn show_on_metrics_page(app: &Arc<App>) {
     let shown = Arc::downgrade(app);
     let work = |app: Arc<App>| app.core.flow.routing_table().keys.work(&app.core.admission.view());
@@ -449,7 +452,8 @@ mod tests {
             }
         });
         let (locked, is_locked) = tokio::sync::oneshot::channel();
-        // Blocks the rebuild until other tasks have run on this runtime's only thread.
+        // Holds the lock, so that the rebuild blocks until other tasks have run on this runtime's
+        // only thread.
         let holder = std::thread::spawn(move || {
             let _loaded = app.loaded.lock();
             locked.send(()).unwrap();

@@ -1,8 +1,8 @@
 //! Lets engines that share a device (`launch.share`) take turns.
 //!
-//! `fleet` decides and acts; this task calls it every [`INTERVAL`], which adds to the time of a
-//! switch. It ends with the tasks that decide about engines: of two gateways, one acts. Without
-//! `share` in the configuration, a look costs nothing.
+//! `fleet` decides and acts. This task calls it every [`INTERVAL`], which adds to the time of a
+//! switch. It ends with the tasks that decide about engines, so of two gateways only one acts.
+//! Without `share` in the configuration, a look costs nothing.
 
 use std::sync::Arc;
 use std::time::Duration;

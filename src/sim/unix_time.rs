@@ -1,7 +1,7 @@
 //! The wall clock, for timestamps in responses and metrics.
 //!
-//! Otherwise only log lines read it: the engine runs on virtual time, and the server measures with
-//! monotonic clocks.
+//! Apart from timestamps, only log lines read it. The engine runs on virtual time, and the server
+//! measures with monotonic clocks.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

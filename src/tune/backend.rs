@@ -10,7 +10,7 @@ use sluice_bench::search::{RARE, SearchGoal, SystemUnderTest};
 use sluice_bench::{RunPlan, RunResult};
 use sluice_lab::rate::goal;
 
-/// Use of the KV cache above which a trial notes it.
+/// Share of the KV cache in use above which a trial notes that the cache was full.
 pub(crate) const FULL_CACHE: f64 = 0.97;
 /// Bound on the factor by which a rare group raises the number of requests.
 const MOST_STRETCH: f64 = 4.0;
@@ -31,7 +31,7 @@ pub enum Started<S> {
         reason: String,
         /// Seconds until the refusal.
         seconds: f64,
-        /// Whether this was known without a start.
+        /// Whether the refusal was known without a start.
         foreseen: bool,
     },
 }
@@ -44,7 +44,7 @@ pub trait Backend {
     /// Starts a system with a setting.
     ///
     /// # Errors
-    /// The backend is at fault, or the tuning makes no sense.
+    /// The start fails for another reason than the setting, or the tuning makes no sense.
     fn start(&mut self, setting: &Setting) -> impl Future<Output = Result<Started<Self::System>, TuneError>>;
 
     /// Whether loads take real time, so that the journal keeps each load.
@@ -62,10 +62,12 @@ pub trait System: SystemUnderTest<Error = TuneError> {
     /// The name of a group that is judged separately.
     fn group(&self, group: usize) -> String;
 
-    /// Runs the traffic as configured. Returns the values of the goal's measures, and the seconds.
+    /// Runs the traffic as configured. Returns the values of the goal's measures, and the seconds
+    /// that the run took.
     fn observe(&mut self, seed: u64) -> impl Future<Output = Result<(Vec<f64>, f64), TuneError>>;
 
-    /// Applies the worst load: all sequences run and all steps are full. Returns the seconds.
+    /// Applies the worst load: all sequences run and all steps are full. Returns the seconds that
+    /// it took.
     ///
     /// # Errors
     /// [`TuneError::Died`] if an engine ends.
@@ -106,7 +108,8 @@ pub(crate) fn search_goal(
         .iter()
         .chain(adapters.iter().filter(|share| **share >= RARE))
         .fold(1.0, |rarest: f64, share| rarest.min(*share));
-    // The rarest group gets at least a quarter of `requests`, up to the bound.
+    // The number of requests grows until the rarest group gets a quarter of `requests`, at most by
+    // the factor [`MOST_STRETCH`].
     let stretch = (0.25 / rarest).clamp(1.0, MOST_STRETCH);
     Ok(SearchGoal { requests: (requests as f64 * stretch) as usize, ..goal })
 }

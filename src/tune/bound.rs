@@ -5,10 +5,10 @@
 //! ```
 //!
 //! VALUE is in the unit of the measure: a duration such as `3.3s` for a latency, otherwise a
-//! number. A setting keeps a bound if the mean of its runs does. A race ends as soon as the
-//! interval of the mean lies beyond the bound, corrected for all looks and bounds together. A
-//! request without a complete response is infinitely slow, as in an objective. At most
-//! [`MOST_BOUNDS`] bounds.
+//! number. A setting keeps a bound if the mean over the setting's runs is within the bound. A race
+//! ends as soon as the interval of the mean lies beyond the bound, corrected for all looks and
+//! bounds together. A request without a complete response is infinitely slow, as in an objective.
+//! At most [`MOST_BOUNDS`] bounds.
 
 use crate::error::TuneError;
 use sluice_core::base::units::Period;
@@ -35,7 +35,7 @@ pub struct Bound {
 pub(crate) struct Exceeded {
     /// The place of the bound in the goal.
     pub(crate) bound: usize,
-    /// The mean of the runs; `None`: requests fail, or there are none.
+    /// The mean of the runs. `None`: requests fail, or there are no requests.
     pub(crate) value: Option<f64>,
 }
 
@@ -93,10 +93,11 @@ impl Bound {
 }
 
 /// The first bound that the runs do not keep. `values`: the series of each bound's measure.
-/// `looks`: how often a race looks at the values. A race breaks a bound only if that is certain.
+/// `looks`: how often a race looks at the values; `None` outside a race. In a race, a bound counts
+/// as not kept only if that is certain.
 pub(crate) fn exceeded(bounds: &[Bound], values: &[Vec<f64>], looks: Option<usize>) -> Option<Exceeded> {
     bounds.iter().zip(values).enumerate().find_map(|(at, (bound, values))| {
-        // A mean has no interval with a request that is infinitely slow.
+        // If a request is infinitely slow, the mean has no interval.
         if values.iter().any(|value| !value.is_finite()) {
             return Some(Exceeded { bound: at, value: None });
         }
@@ -152,7 +153,8 @@ mod tests {
     }
 
     proptest! {
-        /// A race needs certainty to exceed a bound, and lost requests exceed every bound.
+        /// In a race, a bound counts as exceeded only if that is certain. Lost requests exceed
+        /// every bound.
         #[test]
         fn what_is_certainly_exceeded_is_exceeded(
             values in proptest::collection::vec(1.0f64..100.0, 2..9), limit in 1.0f64..100.0, looks in 1usize..5,

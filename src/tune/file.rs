@@ -32,7 +32,7 @@
 //! "vllm.enforce-eager" = true
 //! ```
 //!
-//! A measure is optimised with the traffic as configured, over several seeds; in percentiles,
+//! A measure is optimised with the traffic as configured, over several seeds. In percentiles,
 //! requests without a complete response are infinitely slow. Without `config` and `gateway` only
 //! the engines are tuned. With `--real` the engines are the configured backends that have `launch`,
 //! and `[[engine]]` is not used.
@@ -46,7 +46,8 @@ use crate::setting::Setting;
 use sluice_config::ArgValue;
 use sluice_lab::{LabFile, Scenario};
 
-/// Without a configuration of a gateway, every request is admitted.
+/// Changes with which the gateway admits every request, for a file without a configuration of the
+/// gateway.
 const UNLIMITED: [&str; 2] = ["pool.all.slots=8192", "pool.all.queue.length=8192"];
 
 /// A parsed file.
@@ -76,13 +77,13 @@ pub struct TuneTable {
     pub hit_rate: Option<f64>,
     /// More measures to show, if the objective is a measure.
     pub beside: Vec<String>,
-    /// Requests of the shortest trial of a rate.
+    /// Number of requests of the shortest trial, if the objective is a rate.
     pub requests: usize,
     /// Runs of each setting, if the objective is a measure. A confirmation takes twice as many.
     pub runs: usize,
     /// Runs with new loads that prove the winner.
     pub repeats: usize,
-    /// A smaller gain counts as none, per cent.
+    /// Gain below which a setting counts as no better, per cent.
     pub margin: f64,
     /// Whether every setting is measured in full, even a certainly worse one.
     pub complete: bool,
@@ -122,11 +123,11 @@ impl Default for TuneTable {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryTable {
-    /// The smallest, above 0.
+    /// The smallest value, above 0.
     pub from: f64,
-    /// The largest, at most 1.
+    /// The largest value, at most 1.
     pub to: f64,
-    /// The difference between neighbours.
+    /// The difference between neighbouring values.
     pub step: f64,
 }
 

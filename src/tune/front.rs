@@ -1,8 +1,9 @@
 //! Two measures at once: the settings that no other one beats in both.
 //!
 //! A trial *dominates* another if it is at least as good in both measures and better in one. The
-//! *front* holds the trials that none dominates. [`Weight::score`] combines a pair into one number
-//! (augmented Chebyshev; Knowles 2006, ParEGO): each member of a front is the best for some weight.
+//! *front* holds the trials that no other trial dominates. [`Weight::score`] combines a pair into
+//! one number (augmented Chebyshev; Knowles 2006, ParEGO), so that each member of a front is the
+//! best for some weight.
 
 use crate::goal::{Goal, score_of};
 use crate::trial::{Outcome, Trial};
@@ -12,7 +13,7 @@ pub(crate) type Pair = [f64; 2];
 /// Prefers, among settings that are best in one measure, the one that is less far off in the other.
 const AUGMENT: f64 = 0.05;
 
-/// The scores of a trial in both measures; rough after a lost race.
+/// The scores of a trial in both measures. After a lost race, they are rough.
 pub(crate) fn pair(trial: &Trial, goal: &Goal) -> Option<Pair> {
     let own = match &trial.outcome {
         Outcome::Measured { value, .. } => value.value,
@@ -28,7 +29,8 @@ fn dominates(one: Pair, other: Pair) -> bool {
     one != other && one.iter().zip(other).all(|(one, other)| *one >= other)
 }
 
-/// The measured trials that none dominates, the best in the objective first; the first of equals.
+/// The measured trials that no other trial dominates, the best in the objective first. Of equal
+/// trials, only the first is returned.
 pub(crate) fn front<'a>(trials: impl Iterator<Item = &'a Trial>, goal: &Goal) -> Vec<&'a Trial> {
     let measured = trials.filter(|trial| trial.value().is_some());
     let all: Vec<(Pair, &Trial)> = measured.filter_map(|trial| Some((pair(trial, goal)?, trial))).collect();

@@ -1,6 +1,6 @@
 //! The objective: the highest rate at which objectives hold, or a measure.
 //!
-//! Values are compared by logarithms: 11 is as far above 10 as 110 above 100.
+//! Values are compared by logarithms, so 11 is as far above 10 as 110 above 100.
 
 use crate::bound::{Bound, MOST_BOUNDS};
 use crate::error::TuneError;
@@ -25,19 +25,19 @@ pub enum Objective {
 pub struct Goal {
     /// The objective.
     pub objective: Objective,
-    /// A second measure: the result is the front of both.
+    /// A second measure. If it is set, the result is the front of both measures.
     pub against: Option<Measure>,
     /// More measures to show.
     pub beside: Vec<Measure>,
     /// Bounds that a setting must keep.
     pub bounds: Vec<Bound>,
-    /// Requests of the shortest trial of a rate.
+    /// Number of requests of the shortest trial, if the objective is a rate.
     pub requests: usize,
-    /// Runs of a setting for a measure.
+    /// Number of runs of a setting, if the objective is a measure.
     pub runs: usize,
     /// Runs with new loads that prove the winner.
     pub repeats: usize,
-    /// A gain below this share counts as none.
+    /// Gain, as a share, below which a setting counts as no better.
     pub margin: f64,
     /// The least share of prompt tokens in the prefix caches.
     pub hit_rate: Option<f64>,
@@ -89,7 +89,7 @@ impl Goal {
         })
     }
 
-    /// The good direction.
+    /// Whether a higher or a lower value is better.
     pub fn sense(&self) -> Sense {
         match &self.objective {
             Objective::Rate { .. } => Sense::HigherIsBetter,
@@ -124,7 +124,7 @@ impl Goal {
     }
 }
 
-/// The score of a value with this good direction.
+/// The score of a value: a logarithm, more is better. `sense`: the good direction.
 pub fn score_of(sense: Sense, value: f64) -> f64 {
     let logarithm = value.max(1e-12).ln();
     if sense == Sense::HigherIsBetter { logarithm } else { -logarithm }

@@ -1,11 +1,11 @@
 //! The journal: each trial as a line of JSON, written before the next trial begins.
 //!
 //! The first line names file, method and seed. A search repeats the same trials when it gets the
-//! same outcomes, so a killed tuning begins again with the outcomes of the journal; only work in
-//! progress is lost. With real engines each load of a rate search has a line. Loads after the last
-//! trial belong to the trial under way, which continues from there.
+//! same outcomes. So a killed tuning begins again with the outcomes of the journal, and only work
+//! in progress is lost. With real engines each load of a rate search has a line. Loads after the
+//! last trial belong to the trial under way, which continues from there.
 //!
-//! After a failed write, the torn line is cut off: a full disk leaves whole lines.
+//! After a failed write, the torn line is cut off, so that a full disk leaves only whole lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write};
@@ -20,7 +20,7 @@ use crate::trial::Trial;
 use sluice_bench::search::TrialRecord;
 use sluice_config::owner::check_named_file;
 
-/// Version of the format; others are refused.
+/// Version of the format. A journal of another version is refused.
 const FORM: u32 = 2;
 
 /// The tuning that a journal belongs to.
@@ -65,7 +65,7 @@ pub trait Storage: Write {
     /// Makes written bytes durable.
     fn sync(&mut self) -> std::io::Result<()>;
 
-    /// Removes all after the first `length` bytes, where the next write continues.
+    /// Removes all bytes after the first `length`. The next write continues there.
     fn truncate(&mut self, length: u64) -> std::io::Result<()>;
 }
 
@@ -168,7 +168,7 @@ impl<F: Storage> Journal<F> {
     /// Adds a trial.
     ///
     /// # Errors
-    /// It cannot be written; the journal keeps its content.
+    /// The trial cannot be written. The journal keeps its content.
     pub fn append(&mut self, trial: &Trial) -> Result<(), TuneError> {
         self.write(trial)
     }
@@ -176,7 +176,7 @@ impl<F: Storage> Journal<F> {
     /// Adds a load of a rate search.
     ///
     /// # Errors
-    /// It cannot be written; the journal keeps its content.
+    /// The load cannot be written. The journal keeps its content.
     pub(crate) fn append_load(&mut self, load: &LoadLine) -> Result<(), TuneError> {
         self.write(load)
     }
@@ -194,7 +194,7 @@ impl<F: Storage> Journal<F> {
         let encoded = serde_json::to_string(line).map_err(|error| self.failed(error.into()))? + "\n";
         let written = self.file.write_all(encoded.as_bytes()).and_then(|()| self.file.sync());
         if let Err(source) = written {
-            // The next start cuts the torn line off, too.
+            // If this fails, the next start cuts the torn line off.
             let _ = self.file.truncate(self.length);
             return Err(self.failed(source));
         }

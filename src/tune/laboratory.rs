@@ -2,7 +2,7 @@
 //!
 //! A start is not simulated. It costs the time in the simulator's start-up log, with a warm compile
 //! cache if an engine with the same compiled flags was started before. Settings that vLLM refuses
-//! while checking them cost nothing; a refusal after measuring the memory costs
+//! while checking them cost nothing. A refusal after measuring the memory costs
 //! [`SECONDS_TO_REFUSAL`].
 
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub struct Laboratory {
 }
 
 impl Laboratory {
-    /// A laboratory of a scenario, with the objective's measure first.
+    /// A laboratory of a scenario. `measures`: the measures of a run, the objective first.
     pub fn new(scenario: Scenario, measures: Vec<Measure>) -> Self {
         Self { scenario, measures, compiled: BTreeSet::new(), running: None }
     }
@@ -54,7 +54,7 @@ impl Laboratory {
         Ok(lab)
     }
 
-    /// Engines start in parallel: the slowest counts.
+    /// Engine seconds of the start. Engines start in parallel, so the slowest one counts.
     fn start_seconds(&mut self, lab: &Lab, setting: &Setting) -> f64 {
         let compiled: String = setting
             .iter()

@@ -11,8 +11,9 @@
 //!
 //! A *trial* is one setting with an outcome. A *search* chooses the next setting from the trials so
 //! far. A *verdict* is the search for the highest rate at which the objectives hold, or a number of
-//! runs that give a measure. Reports about the winner and the default (always tried) come from
-//! loads that no search used, except with `auto-tune`. The backend reports engine times.
+//! runs that give a measure. The default is always tried. The reported values of the winner and the
+//! default come from loads that no search used, except with `auto-tune`. The backend reports engine
+//! times.
 
 pub mod error;
 pub mod setting;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use sluice_bench::search::TrialRecord;
 
-/// The only key, `load`, distinguishes it from a trial.
+/// A line of a load. The only key, `load`, distinguishes it from the line of a trial.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LoadLine {
     pub(crate) load: Load,

@@ -12,7 +12,7 @@ use crate::setting::Setting;
 use sluice_config::ArgValue;
 
 pub(crate) const SHARE: &str = "vllm.gpu-memory-utilization";
-/// Larger values need more memory besides the KV cache.
+/// Keys whose larger values need more memory besides the KV cache, the most important key first.
 const HUNGRY: [&str; 5] = [
     "vllm.max-num-seqs",
     "vllm.max-num-batched-tokens",
@@ -38,7 +38,7 @@ impl Bisection {
             return Err(TuneError::Goal(text));
         }
         let count = ((to - from) / step + 1e-9) as usize + 1;
-        // Counted down from `to`, because steps add up rounding errors.
+        // Each share is computed from `to`, because repeated steps would add up rounding errors.
         let share = |at: usize| ((to - step * (count - 1 - at) as f64) * 1e6).round() / 1e6;
         let shares: Vec<f64> = (0..count).map(share).collect();
         Ok(Self { failed: shares.len(), held: None, shares })

@@ -1,9 +1,9 @@
 //! The verdict of vLLM's `auto_tune.sh` on one setting, for comparison.
 //!
-//! The script sends 1,000 requests at once; if their P99 of E2EL is within the bound, this is the
-//! result. Otherwise it sends 100 requests at the integer rate above the measured throughput, then
-//! at each lower integer rate, until P99 is within the bound. The value is the throughput of that
-//! run.
+//! The script sends 1,000 requests at once. If their P99 of E2EL is within the bound, the script
+//! stops with this run. Otherwise it sends 100 requests at the integer rate above the measured
+//! throughput, then at each lower integer rate, until P99 is within the bound. The value is the
+//! throughput of that run.
 
 use crate::backend::System;
 use crate::error::TuneError;

@@ -15,7 +15,7 @@ use sluice_lab::sweep::{self, flag_of};
 /// Keys and values; empty for the defaults.
 pub type Setting = BTreeMap<String, ArgValue>;
 
-/// The cost of changing a key, ascending; costly dimensions vary less often.
+/// The cost of changing a key, ascending. Costly dimensions vary less often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RestartCost {
     /// A key of the gateway: a reload.
@@ -63,13 +63,13 @@ pub fn flags(setting: &Setting) -> Vec<(Option<String>, String)> {
     flags
 }
 
-/// Distinguishes settings, in hashes and in the journal.
+/// A value that differs between settings, for hashes and for the journal.
 pub fn identity(setting: &Setting) -> serde_json::Value {
     serde_json::json!(setting)
 }
 
 /// The name of a setting in tables: `max-num-seqs=128 pool.all.policy=least_work`, or `defaults`.
-/// Keys of the gateway stay whole, because pools have equal keys.
+/// Keys of the gateway stay whole, because several pools have keys of the same name.
 pub fn name(setting: &Setting) -> String {
     if setting.is_empty() {
         return "defaults".to_owned();

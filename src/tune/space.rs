@@ -1,8 +1,9 @@
 //! The settings that a tuning may try: dimensions with values, and conditions.
 //!
-//! A dimension has values in a meaningful order: neighbours are alike. The value `default` leaves
-//! the key alone, and so does a dimension whose condition `when` does not hold. A setting is in the
-//! space if it breaks no constraint; a constraint on a key that is left alone does not apply.
+//! The values of a dimension are in an order in which neighbours are alike. The value `default`
+//! leaves the key alone, and so does a dimension whose condition `when` does not hold. A setting is
+//! in the space if it breaks no constraint. A constraint on a key that is left alone does not
+//! apply.
 //!
 //! Bounds: [`MAX_SETTINGS`], [`MAX_VALUES`].
 
@@ -24,7 +25,7 @@ pub const MAX_VALUES: usize = 1_000;
 const DEFAULT: &str = "default";
 /// Distance between two unordered values; an ordered dimension has length 1.
 const UNORDERED: f64 = 0.7;
-/// The most expensive first.
+/// The costs of a change, the highest first.
 const COSTS: [RestartCost; 3] = [RestartCost::Compile, RestartCost::Restart, RestartCost::None];
 
 /// A key and the values that it may have.
@@ -45,7 +46,7 @@ pub struct Space {
     /// The dimensions, in the order of the file.
     pub dimensions: Vec<Dimension>,
     constraints: Vec<Condition>,
-    /// Settings besides the grid, without constraints.
+    /// Settings besides the grid, to which constraints do not apply.
     singles: Vec<Setting>,
 }
 
@@ -92,7 +93,7 @@ fn range_of(from: Number, to: Number, table: &DimensionTable) -> Result<Vec<ArgV
     };
     let whole = from.is_whole() && to.is_whole() && table.step.is_none_or(Number::is_whole);
     let (mut values, mut at) = (Vec::new(), low);
-    // Steps add up rounding errors.
+    // The comparison has a tolerance, because steps add up rounding errors.
     while at <= high * (1.0 + 1e-9) + 1e-12 && values.len() <= MAX_VALUES {
         let tidy = (at * 1e9).round() / 1e9;
         values.push(if whole { ArgValue::Int(at.round() as i64) } else { ArgValue::Float(tidy) });
@@ -227,7 +228,8 @@ impl Space {
 }
 
 impl Dimension {
-    /// The setting with each value of the dimension, or unchanged where it does not apply.
+    /// The setting with each value of the dimension, or unchanged where the dimension does not
+    /// apply.
     fn extended<'a>(&'a self, setting: &'a Setting) -> impl Iterator<Item = Setting> + 'a {
         let applies = self.when.as_ref().is_none_or(|when| when.holds(setting) == Some(true));
         let values: &[Option<ArgValue>] = if applies { &self.values } else { &[None] };

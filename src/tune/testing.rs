@@ -2,7 +2,7 @@
 //!
 //! The time in the system is exponential with rate mu - load. With an objective of `BOUND` seconds,
 //! the highest rate with a share a of hits is mu + ln(1 - a) / BOUND. A setting determines the
-//! service rate mu; a setting without one does not start.
+//! service rate mu. A setting without a service rate does not start.
 
 use crate::backend::{Backend, Started, System};
 use crate::error::TuneError;

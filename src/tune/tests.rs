@@ -117,7 +117,7 @@ fn defaults_that_are_as_good_are_called_so() {
 
 #[test]
 fn a_rule_that_excludes_a_better_setting_is_found_out_by_the_check() {
-    // Starts with 3 and 4 of max-loras but not with 2, against the rule.
+    // The engine starts with 3 and 4 of `max-loras`, but not with 2, against the rule.
     let tune = format!("[tune]\nrequests = 400\n{}", dimension("max-loras", 4));
     let plan = plan(&file("", CLASS, &tune), Some(Method::Race), 1, Budget::default());
     let service = |setting: &setting::Setting| match of(setting, "max-loras") as u32 {
@@ -395,7 +395,8 @@ fn a_key_of_the_gateway_needs_no_start() {
     let file = small("");
     let plan = plan(&file, Some(Method::Race), 1, Budget::default());
     let report = tuned(&plan, &mut laboratory(&file, &plan));
-    // The default, then one start for each number of sequences; each with both policies.
+    // One start for the default, then one for each number of sequences, with which both policies
+    // are tried.
     let search = report.trials.iter().filter(|trial| trial.is_search());
     assert_eq!(search.map(|trial| trial.starts).sum::<u32>(), 3);
 }

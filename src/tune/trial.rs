@@ -11,18 +11,18 @@ use sluice_core::stats::Estimate;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Effort {
-    /// The setting is compared with the best value so far, if any; the trial ends once it cannot
-    /// win.
+    /// The setting is compared with the best value so far, if any. The trial ends once the setting
+    /// cannot win.
     Race(Option<f64>),
-    /// With new loads, and verified: gives the reported values.
+    /// The setting is measured with new loads and verified, which gives the reported values.
     Confirm,
-    /// Roughly, by simulation, before any engine starts.
+    /// The setting is simulated roughly, before any engine starts.
     Predict,
-    /// Like vLLM's `auto_tune.sh`.
+    /// The setting is tried as vLLM's `auto_tune.sh` does.
     Script,
-    /// Only started.
+    /// The engines are only started.
     Start,
-    /// Started and put under the worst load.
+    /// The engines are started and put under the worst load.
     Stress,
 }
 
@@ -39,8 +39,8 @@ pub struct Certified {
     pub requests: usize,
 }
 
-/// The ratio of [`Outcome::Unmet`] for requests that do not complete: JSON has no infinity, and a
-/// percentile between infinite values is NaN.
+/// The ratio of [`Outcome::Unmet`] for requests that do not complete. It is finite, because JSON
+/// has no infinity, and a percentile between infinite values is NaN.
 pub const NEVER: f64 = 1e9;
 /// A larger ratio is a percentile between incomplete and measured requests.
 const SLOWEST: f64 = 1e6;
@@ -72,7 +72,8 @@ pub enum Outcome {
         /// The ratio to the bound: 1.2 is 20 % above it.
         ratio: f64,
     },
-    /// Too many requests have no complete response: an optimised percentile falls on one.
+    /// Too many requests have no complete response, so that an optimised percentile falls on one of
+    /// them.
     Lossy {
         /// The percentile.
         measure: String,
@@ -142,7 +143,7 @@ pub struct Trial {
     pub notes: Vec<String>,
 }
 
-/// JSON writes NaN as null.
+/// Reads values of which some may be NaN, which JSON writes as null.
 fn with_unknown<'de, D: Deserializer<'de>>(values: D) -> Result<Vec<f64>, D::Error> {
     let values = Vec::<Option<f64>>::deserialize(values)?;
     Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())

@@ -4,10 +4,10 @@
 //! laboratory, without engine time. Predictions only guide the search.
 //!
 //! The best of many noisy values is too good by chance. So winner and default are measured again
-//! with new loads, and only this is reported: a certified rate for each, and the change with an
-//! interval. The winner wins if the interval is above zero and the gain not within the margin. For
-//! a front, up to [`MEMBERS`] members are measured again, and the ones that none beats in both
-//! measures are reported.
+//! with new loads, and only these values are reported: a certified rate for each, and the change
+//! with an interval. The winner wins if the interval is above zero and the gain not within the
+//! margin. For a front, up to [`MEMBERS`] members are measured again, and the ones that none beats
+//! in both measures are reported.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use sluice_lab::Scenario;
 /// Settings confirmed before the tuning ends without a winner.
 const CONFIRMATIONS: usize = 3;
 const MEMBERS: usize = 6;
-/// The most predicted settings; from more, they are chosen at random.
+/// The most settings that are predicted. From a larger space they are chosen at random.
 pub const MOST_PREDICTED: usize = 500;
 /// Distance of the seeds of predictions from the seeds of the search.
 const PREDICTIONS: u64 = 1 << 32;
@@ -41,9 +41,9 @@ const CONFIDENCE: f64 = 0.95;
 /// The latest end of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Budget {
-    /// Trials of the search.
+    /// The most trials of the search.
     pub trials: Option<usize>,
-    /// Engine time, starts included.
+    /// The most engine time, starts included.
     pub time: Option<Duration>,
 }
 
@@ -299,7 +299,8 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         Ok(Confirmed { winner, default, comparison, front })
     }
 
-    /// Measures the best setting and the default again; if the best does not hold, the next best.
+    /// Measures the best setting and the default again. If the best does not hold, measures the
+    /// next best.
     async fn confirm(&mut self) -> Result<Confirmed, TuneError> {
         let mut candidates: Vec<Setting> = Vec::new();
         let mut left = self.trials.clone();
@@ -325,7 +326,7 @@ impl<B: Backend, F: FnMut(Progress<'_>)> Tuning<'_, B, F> {
         if won.setting.is_empty() || !usable {
             return Ok(Confirmed { winner, ..Confirmed::default() });
         }
-        // The default may have been a candidate that did not hold.
+        // The default is measured already if it was a candidate that did not hold.
         if !self.trials[begin..].iter().any(|trial| trial.setting == untuned) {
             self.try_out(&Ask { setting: untuned.clone(), effort: Effort::Confirm }).await?;
         }
@@ -360,7 +361,8 @@ fn range(trial: &Trial) -> Option<Estimate> {
     }
 }
 
-/// Whether a trial of the journal is the requested one; JSON may change the last bit of numbers.
+/// Whether a trial of the journal is the requested one. Numbers may differ a little, because JSON
+/// may change their last bit.
 fn is_same(trial: &Trial, ask: &Ask) -> bool {
     let close = |one: f64, other: f64| (one - other).abs() <= 1e-9 * one.abs().max(1.0);
     let effort = match (trial.effort, ask.effort) {

@@ -2,7 +2,7 @@
 //! by how much.
 //!
 //! It is read from the last run, which had the lowest load. Requests cut off by the end of the run
-//! do not count; failed requests miss by [`NEVER`].
+//! do not count. Failed requests miss by [`NEVER`].
 
 use crate::trial::{NEVER, Outcome};
 use sluice_bench::{Outcome as Ended, Record, RunResult};

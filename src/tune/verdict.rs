@@ -1,9 +1,9 @@
 //! The verdict about one setting, as thorough as asked.
 //!
 //! A rate is judged by the search of `sluice bench --find-rate` (`sluice_bench::search`). A race
-//! ends as soon as the rate is not above the best so far: by the throughput at saturation, or by
-//! one failed trial at the best rate. A race does not require the margin, which would add to the
-//! noise.
+//! ends as soon as the throughput at saturation, or one failed trial at the best rate, shows that
+//! the rate is not above the best so far. A race does not require the margin, which would add to
+//! the noise.
 //!
 //! A measure is compared in pairs of runs with the same seed. A race ends when the interval of the
 //! pairs' mean log ratio lies on the worse side of zero, Bonferroni-corrected for all [`LOOKS`]. In
@@ -37,9 +37,9 @@ const PREDICT_TRIALS: usize = 12;
 /// Tolerance of the rate search of a confirmation.
 const FINE: f64 = 0.025;
 const CONFIRM_TRIALS: usize = 60;
-/// Distance of the seeds of proofs from the confirmation's search.
+/// Distance of the seeds of proofs from the seed of the confirmation's search.
 const PROOF_SEEDS: u64 = 1 << 20;
-/// Distance of the seeds of confirmations from the search.
+/// Distance of the seeds of confirmations from the seeds of the search.
 pub(crate) const HOLDOUT: u64 = 1 << 24;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -189,7 +189,8 @@ async fn rate<S: System>(
     Ok(())
 }
 
-/// At most the rate that can be certified: races end by that rate, too.
+/// Lowers an estimate to the highest rate that can be certified, because races end by that rate,
+/// too.
 fn within(boundary: Estimate, most: f64) -> Estimate {
     Estimate { value: boundary.value.min(most), low: boundary.low.min(most), ..boundary }
 }
@@ -218,7 +219,8 @@ fn count(trial: &mut Trial, found: &SearchResult) {
     trial.requests += found.trials.iter().map(|run| run.requests as u64).sum::<u64>();
 }
 
-/// At most the throughput at saturation, and the failed rate.
+/// The guess of the rate after a lost race: at most the throughput at saturation, and at most the
+/// rate that failed.
 fn guess(found: &SearchResult, floor: f64) -> f64 {
     let most = found.trials.iter().find_map(|run| match run.load {
         TrialLoad::Saturated(_) => Some(run.stats.throughput.value),
@@ -307,8 +309,8 @@ fn series(values: &[Vec<f64>], at: usize) -> Vec<f64> {
     values.iter().map(|values| values[at]).collect()
 }
 
-/// Whether a race is lost: certainly worse than the best; with two measures, worse in both than
-/// some member of the front.
+/// Whether a race is lost because the setting is certainly worse than the best. With two measures,
+/// it must be worse in both than some member of the front.
 fn has_lost(goal: &Goal, values: &[Vec<f64>], best: &Incumbent) -> bool {
     let own = series(values, 0);
     let Some(against) = &goal.against else { return is_worse(&own, &best.runs, goal.sense(), LOOKS) };
@@ -418,8 +420,8 @@ mod tests {
 
     #[test]
     fn a_race_is_not_lost_by_a_setting_that_gains_less_than_the_margin() {
-        // So fast that the capacity is 98.8 % of the throughput and above the certified rate; the
-        // requests suffice to know both to 1 %.
+        // The service is so fast that the capacity is 98.8 % of the throughput and above the
+        // certified rate. The requests suffice to know both to 1 %.
         let goal = |seed| Goal { requests: 10_000, ..rate_goal(seed) };
         let best = judged(200.0, Effort::Race(None), &goal(7), None).value();
         for (gain, is_lost) in [(1.02, false), (0.97, true)] {
@@ -445,8 +447,9 @@ mod tests {
             };
             prop_assert!(is_below, "{:?}", lost);
             let won = judged(service, Effort::Race(Some(0.6 * own)), &goal, Some(0.6 * own));
-            // Slower services have fewer queues in a run of 400 requests: 400 searches erred by up
-            // to 15 % at 7 requests/s and by 9 % at 100, and one by 22 % at 8.
+            // Slower services have fewer queues in a run of 400 requests, so their rate is less
+            // exact: 400 searches erred by up to 15 % at 7 requests/s and by 9 % at 100, and one by
+            // 22 % at 8.
             let close = 0.12 + 1.0 / service;
             let is_close = won.value().is_some_and(|value| (value / own - 1.0).abs() < close);
             prop_assert!(is_close, "{:?} for {} within {}", won, own, close);

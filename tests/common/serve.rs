@@ -13,11 +13,14 @@ use tokio::process::{Child, Command};
 
 use crate::program::binary;
 
-/// Starts a gateway with these further arguments. It is killed when the child is dropped.
+/// Starts a gateway with these further arguments. It is killed when the child is dropped. Programs
+/// in the folder `bin` come first.
 pub(crate) fn serve(folder: &Path, arguments: &[&str]) -> anyhow::Result<Child> {
     let log = File::options().create(true).append(true).open(folder.join("log"))?;
     let mut command = Command::new(binary());
     command.arg("serve").args(arguments).arg("--config").arg(folder.join("sluice.toml"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", folder.join("bin").display()));
     command.current_dir(folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     Ok(command.kill_on_drop(true).spawn()?)
 }

@@ -63,6 +63,7 @@ mod origins;
 mod paths;
 mod priority;
 mod proxies;
+mod kv_events;
 mod ranks;
 mod records;
 mod reload;

@@ -27,6 +27,7 @@ mod processes;
 #[path = "../common/program.rs"]
 mod program;
 mod rig;
+mod rollback;
 mod scaling;
 #[path = "../common/serve.rs"]
 mod serve;

@@ -8,7 +8,7 @@ export const headers = () => token() ? { authorization: "Bearer " + token() } : 
 
 let waiting = null;
 
-/** Asks for the admin token; resolves when one was given. Requests that ask meanwhile wait for the same. */
+/** Asks for the admin token; resolves when one was given. Requests that ask meanwhile wait for the same dialog. */
 export function askForToken() {
   if (waiting) return waiting;
   const dialog = byId("locked"), input = byId("token");

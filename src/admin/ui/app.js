@@ -13,7 +13,7 @@ import { keys } from "./keys.js";
 import { link, parse } from "./links.js";
 
 const VIEWS = { overview, latency, engines, keys, experiments, tuner, requests };
-/** Experiments whose details are read. */
+/** Most experiments whose details are read. */
 const DETAILS = 8;
 
 const state = { status: null, report: null, minute: null, hour: null, details: new Map(), view: {}, place: parse(location.hash) };
@@ -120,7 +120,7 @@ byId("theme").onclick = () => {
   showTheme();
 };
 
-/** Takes what the address names. */
+/** Takes over the place that the address names. */
 function arrive() {
   const last = state.place, place = state.place = parse(location.hash);
   if (place.request && place.request !== state.view.wanted) find(place.request, app);

@@ -1,10 +1,10 @@
-// One backend as text, numbers and buttons: its state and limits, why it is as it is, its engine, and the actions on it.
+// One backend as text, numbers and buttons: its state and limits, the reasons for the state, its engine, and the actions on it.
 import { h } from "./dom.js";
 import { NONE, count, span, words } from "./units.js";
 import { act, backendAction } from "./actions.js";
 import { engineLink } from "./links.js";
 
-/** The word for a state: what drains, and has nothing left in flight, is drained. */
+/** The word for a state. A draining backend without requests in flight is drained. */
 export const stateWord = ({ state, in_flight }) => state === "draining" && !in_flight ? "drained" : state;
 /** From this many seconds on the silence of an engine with requests in flight is shown. */
 const SILENT = 10;
@@ -23,17 +23,17 @@ export function bar(caption, { used, limit }, { loss, known } = {}) {
     h("div", { class: "track" }, h("div", { class: "fill " + kind, vars: { "--share": Math.min(100, share * 100).toFixed(1) + "%" } })));
 }
 
-// As many permits as slots limit nothing: they only divide short and long requests.
+// If there are as many permits as slots, permits limit nothing; they only divide short and long requests.
 const limitsPrefill = ({ long_prefills, slots }) => long_prefills.limit < (slots.limit ?? Infinity);
 
 const serves = engine => ["serve", "ramp"].includes(engine?.step);
 
-/** Why a backend is as it is, and what its engine does, one text each. */
+/** The reasons for a backend's state and the activity of its engine, one text each. */
 export function reasons(backend) {
   const { engine } = backend;
   const unknown = backend.models_unknown && `${backend.models_unknown}: it gets requests for every model of its pool`;
   const silent = backend.silent_seconds >= SILENT && `no bytes for ${span(backend.silent_seconds)}, ${count(backend.in_flight)} in flight`;
-  // A failure that is over stands in the details.
+  // A failure that is over is shown only in the details.
   const failed = !serves(engine) && engine?.why;
   const changing = engine && !["serve", "off"].includes(engine.step);
   const phase = changing && `engine: ${words(engine.step)} for ${span(engine.seconds)}${engine.detail ? ", " + engine.detail : ""}`;
@@ -58,7 +58,7 @@ export function backendRow(pool, backend) {
     h("td", { class: "name" },
       h("div", { class: "row" }, h("b", {}, h("a", { href: engineLink(pool.name, backend.name) }, backend.name)), h("span", { class: "chip " + (backend.failing ? "bad" : STATES[state] || "") }, stateWord(backend)),
         engine?.restarts > 0 && h("span", { class: "chip warn" }, `${engine.restarts} restart${engine.restarts > 1 ? "s" : ""}`)),
-      // Always there, so that what follows keeps its place and stays open.
+      // This element is always there, so that the details after it keep their place and stay open.
       h("div", {}, reasons(backend).map(text => h("div", { class: "reason" }, text))),
       h("details", {}, h("summary", {}, "details"), facts(backend))),
     h("td", { class: "use" }, bar("slots", backend.slots, { known: true })),
@@ -71,11 +71,15 @@ export function backendRow(pool, backend) {
     h("td", { class: "actions" }, actions(pool, backend)));
 }
 
+const kvEvents = ({ state, blocks, linked, unlinked, losses }) =>
+  `${state}, ${count(blocks)} blocks; of ${count(linked + unlinked)} prompts ${count(linked)} found` + (losses ? `; lost ${count(losses)} times` : "");
+
 export function facts(backend) {
   const { engine } = backend, last = engine?.last_change;
   const rows = [
     ["address", backend.url], ["weight", backend.weight], ["in flight", count(backend.in_flight)],
     ["context", backend.max_model_len && `${count(backend.max_model_len)} tokens`],
+    ["KV events", backend.kv_events && kvEvents(backend.kv_events)],
     ["token limit", backend.tokens_limit_reason && `learned: ${backend.tokens_limit_reason}`],
     ["permits for", limitsPrefill(backend) && backend.long_threshold && `prompts over ${count(backend.long_threshold)} tokens`],
     ["engine", engine ? `${engine.driver}, ${words(engine.step)} for ${span(engine.seconds)}, ${engine.restarts} unplanned restarts` : "run by another program"],

@@ -87,7 +87,7 @@ function latest(values) {
 }
 
 /**
- * A confidence sequence over time: what a change is known to lie between. `points`: [{at, value, low, high}], absent where it is not
+ * A confidence sequence over time: the bounds between which a change is known to lie. `points`: [{at, value, low, high}], absent where it is not
  * bounded; `effect`: changes up to this share do not matter.
  */
 export function sequenceChart({ title, points, effect, show, style }) {

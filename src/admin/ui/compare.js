@@ -6,7 +6,7 @@ const ROWS = 300;
 
 /**
  * `columns`: [{id, head, title, read: row => value, cell: row => children, text}], where `text` columns are aligned to the left and sorted
- * upwards. `rows` have a `name`, and a `key` that is unique; there are `total` without the view's own filters. `own`: [name, state.view], under which order and filter are kept.
+ * upwards. `rows` have a `name`, and a `key` that is unique; `total` is the number of rows without the view's own filters. `own`: [name, state.view], under which order and filter are kept.
  */
 export function compare({ caption, columns, rows, total = rows.length, own: [own, view], app, filters = [] }) {
   const sort = view[own + "Sort"], wanted = (view[own + "Filter"] || "").toLowerCase();

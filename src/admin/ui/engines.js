@@ -7,7 +7,7 @@ import { engineLink, link } from "./links.js";
 import { STATES, actions, bar, facts, reasons, stateWord, tile } from "./backend.js";
 import { requestsOf } from "./requests.js";
 
-/** From this many times the median of the pool's other engines on a value is marked, and the requests that it takes. */
+/** A value is marked from OUT times the median of the pool's other engines on, if the engine has had FEWEST requests. */
 const OUT = 2, FEWEST = 8;
 
 /** The measured columns: name, heading, meaning, reading of a row, text. A larger value is worse, or with `low` a smaller one. */
@@ -20,7 +20,7 @@ const MEASURES = [
   { id: "kv", head: "KV use", title: "Share of the KV cache in use", read: row => row.minute?.engine?.kv_usage, show: value => percent(value, 0) },
   { id: "preempted", head: "Preempted", title: "Preemptions in the last minute", read: row => row.minute?.engine?.preemptions },
 ];
-/** Of these a factor says that an engine stands out; the others differ with the load. */
+/** Measures by which an engine is marked as standing out. The other measures differ with the load. */
 const JUDGED = ["ttft", "tpot", "prefill"];
 
 const ms = seconds => seconds === null || seconds === undefined ? null : seconds * 1000;

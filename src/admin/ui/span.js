@@ -5,7 +5,7 @@ import { link } from "./links.js";
 
 /** Intervals that a chart shows at least. */
 const FEWEST = 12;
-/** Before this many seconds there is less than five minutes, which minutes would show as a few points. */
+/** Until the gateway has run for this many seconds, five minutes are shown, because the hour would have only a few points. */
 const YOUNG = 300;
 
 /** When the interval with this index begins, milliseconds since 1970. The last one is in progress. */
@@ -17,7 +17,7 @@ const stamp = at => new Date(at).toISOString().slice(0, 19) + "Z";
 /** `{history, name, part, shown, skip}`: the history, how it is called, whether it is a part, and how many intervals of it to show, without the last `skip`. */
 export function spanOf({ place, status, report, hour }) {
   const [from, to] = [Date.parse(place.from), Date.parse(place.to)], part = to > from, recent = report?.recent;
-  // An arrangement of a demo runs for less than minutes show.
+  // An arrangement of a demo runs for too short a time to be seen in the hour's intervals.
   const isShort = part ? recent && from >= begin(recent, 0) : place.span ? place.span === "5min" : status?.uptime_seconds < YOUNG || Boolean(status?.applied?.at(-1)?.title);
   const history = isShort ? recent : hour, seconds = history?.interval_seconds;
   if (!part || !history) {

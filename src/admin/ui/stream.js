@@ -1,6 +1,6 @@
 // The stream of events, by fetch: an EventSource cannot send the admin token. It reconnects by itself, and says when it is not connected.
 
-/** Without a byte for this long the gateway counts as not connected: it sends every second. */
+/** Without a byte for this long the gateway counts as not connected, because it sends every second. */
 const SILENCE_MS = 4500;
 const RETRY_MS = [500, 1000, 2000, 4000];
 

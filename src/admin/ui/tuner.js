@@ -1,4 +1,4 @@
-// The tuner: what it believes and why, what it would change, what it did, and the results. Limits of the gateway and flags of engines.
+// The tuner: its estimates and their reasons, the proposed changes, the past changes, and the results. Limits of the gateway and flags of engines.
 import { h } from "./dom.js";
 import { NONE, clock, percent, span, words } from "./units.js";
 import { act, tunerAction } from "./actions.js";

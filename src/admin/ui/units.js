@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not known is "–", never 0.
+// Numbers as people read them. An unknown number is "–", never 0.
 
 export const NONE = "–";
 

@@ -2,16 +2,17 @@
 //! (`openai::sse`, `meter`), so a mistake there shows in the results.
 //!
 //! Lines end with LF or CRLF; a byte order mark may come first. A line `data: <JSON>` is one
-//! message, `data: [DONE]` the end; JSON in several data lines is joined. Other lines are ignored,
-//! but data without choices and usage after `event: error` is an error.
+//! message, and `data: [DONE]` is the end. JSON in several data lines is joined. Other lines are
+//! ignored, except that after `event: error`, data without choices and usage is an error.
 //!
-//! As in `vllm bench serve`, `null` counts as absent, and some messages are *token events*. For
-//! completions: `choices` is not empty (the text may be). For chat: a delta has non-empty content,
-//! reasoning or calls; or empty content and no role, which excludes the first chunk.
+//! As in `vllm bench serve`, `null` counts as absent, and some messages are *token events*. In
+//! completions, `choices` must not be empty (the text may be). In chats, a delta must have
+//! non-empty content, reasoning or calls, or empty content and no role, which excludes the first
+//! chunk.
 //!
 //! A top-level `error` is a failure whatever the HTTP status. So is `finish_reason` `abort`, which
-//! vLLM sends when it shuts down (`vllm bench serve` counts a success). Bounds: [`MAX_LINE`],
-//! [`MAX_TEXT`], [`MAX_CHOICES`].
+//! vLLM sends when it shuts down and which `vllm bench serve` counts as a success. Bounds:
+//! [`MAX_LINE`], [`MAX_TEXT`], [`MAX_CHOICES`].
 
 use std::borrow::Cow;
 
@@ -24,10 +25,10 @@ use crate::load::body::Api;
 /// The longest unfinished message, bytes.
 pub const MAX_LINE: usize = 1 << 20;
 
-/// Kept bytes of a choice's text, about a million tokens.
+/// The most bytes of a choice's text that are kept, about a million tokens.
 pub const MAX_TEXT: usize = 4 << 20;
 
-/// Choices that are distinguished; a higher index counts as the last of them.
+/// Number of choices that are distinguished. A higher index counts as the last of these choices.
 pub const MAX_CHOICES: usize = 64;
 
 /// One message.
@@ -37,7 +38,7 @@ pub struct Message {
     pub token: bool,
     /// Prompt and completion tokens so far.
     pub usage: Option<Usage>,
-    /// Whether there is usage and no choice: only `[DONE]` follows.
+    /// Whether the message has usage and no choice, so that only `[DONE]` follows.
     pub summary: bool,
     /// The error, if this is one.
     pub error: Option<StreamError>,
@@ -217,7 +218,7 @@ impl Event {
         };
         match read_message(api, &value, self.error, texts) {
             Some(message) => Ok(Some(message)),
-            // A value that does not begin like an object can never become one.
+            // A value that does not begin like an object cannot become one with more lines.
             None if value[0] != b'{' => Err(EventError::NotJson),
             None if value.len() > MAX_LINE => Err(EventError::TooLong),
             None => {
@@ -349,7 +350,7 @@ impl Delta<'_> {
     }
 }
 
-/// Values that are falsy in Python, the language of `vllm bench serve`.
+/// Whether the value counts as false in Python, the language of `vllm bench serve`.
 fn is_empty(value: &RawValue) -> bool {
     matches!(value.get(), "\"\"" | "null" | "[]" | "{}" | "false" | "0")
 }

@@ -18,7 +18,7 @@ pub enum RequestFailure {
     Status(u16),
     /// An error object inside the stream, with the error code if it is a number.
     InStream(Option<u16>),
-    /// The server aborted the request (`finish_reason` is `abort`).
+    /// The server ended the request early (`finish_reason` is `abort`).
     Aborted,
     /// No `[DONE]`, finish reason or usage at the end of the stream.
     Truncated,

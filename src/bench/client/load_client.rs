@@ -2,11 +2,11 @@
 //!
 //! TTFT counts from the caller's start, just before the request is sent, to the first token event,
 //! so it includes connection set-up. ITL counts between token events, E2EL to the last one.
-//! Failures have no timing. A client that leaves on purpose closes the connection, which is how
-//! vLLM notices.
+//! Failures have no timing. A client that leaves on purpose closes the connection, by which vLLM
+//! notices it.
 //!
-//! Several targets are used in turn. The gateway's routing headers are kept. A request is sent
-//! once, except after a dead idle connection (`target`).
+//! Requests go to several targets in turn. The gateway's routing headers are kept. A request is
+//! sent again only if an idle connection was dead (`target`).
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -32,14 +32,15 @@ use crate::error::BenchError;
 use crate::load::body::Api;
 use crate::load::workload::LoadRequest;
 
-/// The longest error body that is read so that the connection can be reused, bytes.
+/// The longest error body, in bytes, that is read to the end so that the connection can be reused.
 const MAX_REFUSAL: usize = 64 << 10;
 const MAX_REASON: usize = 300;
 const MAX_REASONS: usize = 16;
-/// Wait of a client that leaves before the first token.
+/// Time after which a client leaves if it leaves before the first token.
 const LEAVE_WAITING: Duration = Duration::from_millis(100);
 const OPENING: usize = 32;
-/// Time limit for opening connections in advance, so that the first ones do not idle for long.
+/// Time limit for opening connections in advance, so that the first connections are not idle for
+/// long.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
 /// The most names of pools, backends and arms that are kept.
 const MAX_NAMES: usize = 4_096;
@@ -73,12 +74,12 @@ pub struct LoadClient {
 
 impl LoadClient {
     /// A client for the servers at `urls` (`http://host:port` or `https://host`, with an optional
-    /// path prefix) and the timeout `limit` of a request.
+    /// path prefix). Each request has the timeout `limit`.
     pub fn new(urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         Self::trusting(Trust::System, urls, api, limit)
     }
 
-    /// [`LoadClient::new`] with a choice of the trusted https servers.
+    /// As [`LoadClient::new`], but `trust` says which https servers are trusted.
     pub fn trusting(trust: Trust, urls: &[String], api: Api, limit: Duration) -> Result<Self, BenchError> {
         let tls = TlsSettings::new(trust);
         if urls.is_empty() {

@@ -4,7 +4,7 @@
 //! the body ended properly, had a token event and no error, and marked the end: by `[DONE]`, by a
 //! finish reason for every choice, or by usage without choices. Everything else is a
 //! [`RequestFailure`] without a timing, because fast refusals would improve percentiles. (`vllm
-//! bench serve` needs no mark of the end.)
+//! bench serve` does not require that the end is marked.)
 //!
 //! Chunks never count as tokens. Bounds: [`MAX_EVENTS`] token events.
 
@@ -26,17 +26,17 @@ const MAX_EVENTS: usize = 1 << 20;
 /// Measurements of a completed response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
-    /// Start to first token event.
+    /// Time from the start to the first token event.
     pub ttft: Duration,
-    /// Start to last token event.
+    /// Time from the start to the last token event.
     pub e2el: Duration,
     /// Gaps between successive token events.
     pub gaps: Vec<Duration>,
-    /// Completion tokens by the server's usage.
+    /// Completion tokens that the server reported.
     pub output_tokens: Option<u64>,
-    /// Prompt tokens by the server's usage.
+    /// Prompt tokens that the server reported.
     pub prompt_tokens: Option<u64>,
-    /// Prompt tokens found in the prefix cache, by the server's usage.
+    /// Prompt tokens that the server reported as found in the prefix cache.
     pub cached_tokens: Option<u64>,
     /// The texts of the choices, if requested.
     pub texts: Option<Vec<ChoiceText>>,
@@ -81,7 +81,8 @@ pub(super) async fn read_stream(
             return Err(RequestFailure::ClientLeft);
         }
     }
-    // If the last line is not a message, `StreamState::finish` reports a cut stream.
+    // An error of `finish` is ignored: if the last line is not a message, `state` reports a cut
+    // stream.
     let _ = reader.finish(|message| state.record(message, last));
     if let Some(failure) = state.failure() {
         return Err(failure);
@@ -153,7 +154,7 @@ impl StreamState {
         Ok(Timing {
             ttft: first.saturating_duration_since(start),
             e2el: last.saturating_duration_since(start),
-            // `vllm bench serve`, too, reads 0 as no count.
+            // As in `vllm bench serve`, 0 means that there is no count.
             output_tokens: self.output_tokens.filter(|tokens| *tokens > 0),
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,

@@ -4,8 +4,9 @@
 //! first byte of a response, the request is sent again on a new connection; the latency still
 //! counts from the first send.
 //!
-//! The task that waits for a response also polls the connection ([`HttpConnection::drive`]). With a
-//! second task, sending would wait for the scheduler: milliseconds with 500 streams on two cores.
+//! The task that waits for a response also polls the connection ([`HttpConnection::drive`]). If a
+//! second task polled the connection, sending would wait for the scheduler, for milliseconds with
+//! 500 streams on two cores.
 //!
 //! Bounds: as many idle connections as were opened ahead or in use at once.
 
@@ -33,7 +34,7 @@ use crate::client::failure::RequestFailure;
 use crate::client::tls::TlsSettings;
 use crate::error::BenchError;
 
-/// Longest idle time of a reused connection: vLLM closes it after 5 s.
+/// Longest idle time after which a connection is reused. vLLM closes a connection after 5 s.
 pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(4);
 
 type HyperConnection = Connection<TokioIo<Either<TcpStream, Box<TlsStream<TcpStream>>>>, Full<Bytes>>;
@@ -41,7 +42,8 @@ type HyperConnection = Connection<TokioIo<Either<TcpStream, Box<TlsStream<TcpStr
 #[derive(Debug)]
 pub(crate) struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
-    /// `None` once closed: `sender` notices the end only after this half is dropped.
+    /// `None` once the connection has closed, because `sender` notices the end only after this half
+    /// is dropped.
     connection: Option<Pin<Box<HyperConnection>>>,
 }
 
@@ -58,7 +60,8 @@ impl HttpConnection {
         .await
     }
 
-    /// The future that waits for the response returns the errors of the connection.
+    /// Errors of the connection are ignored here, because the future that waits for the response
+    /// returns them.
     fn advance(&mut self, context: &mut Context<'_>) {
         if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
             self.connection = None;
@@ -141,7 +144,7 @@ impl Target {
             }
             match connection.send(make()).await {
                 Ok(response) => return Ok((connection, response)),
-                // The only case in which a request is sent again.
+                // Only in this case the request is sent again.
                 Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => break,
                 Err(_) => return Err(RequestFailure::NoResponse),
             }
@@ -172,7 +175,7 @@ impl Target {
         if newest.since.elapsed() < IDLE_LIMIT {
             return Some(newest.connection);
         }
-        // The newest connection is too old, so all are.
+        // If the most recently used connection is too old, all are.
         idle.clear();
         None
     }

@@ -1,7 +1,7 @@
 //! TLS for https addresses: the accepted certificates, and the handshake.
 //!
-//! Accepted CAs are the machine's, or the ones in `SSL_CERT_FILE` and `SSL_CERT_DIR`. Reading them
-//! takes milliseconds, so it happens at the first https address.
+//! Accepted CAs are the machine's, or if set, the ones in `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+//! Reading them takes milliseconds, so it happens at the first https address.
 //!
 //! [`Trust::Anyone`] accepts every certificate, like `--insecure` of `vllm bench serve`.
 
@@ -21,7 +21,7 @@ pub enum Trust {
     /// Servers with a certificate of a CA that this machine trusts.
     #[default]
     System,
-    /// All servers: any server can answer.
+    /// All servers, so any server can answer.
     Anyone,
 }
 

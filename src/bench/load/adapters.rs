@@ -1,10 +1,10 @@
 //! The mix of LoRA adapters: which adapter each request uses.
 //!
 //! Real traffic uses some adapters far more than others, and an engine with few adapter slots then
-//! reloads the rarely used ones. So there are weights and Zipf's law besides the even and
-//! round-robin choices of `vllm bench serve`. The adapter of request `n` is a pure function of
-//! (seed, n), unless a dataset names it. It is sent as `"model"`; the base model may be part of the
-//! mix.
+//! reloads the rarely used ones. So adapters can be chosen by weights or Zipf's law, besides evenly
+//! or in turn as in `vllm bench serve`. The adapter of request `n` is a pure function of (seed, n),
+//! unless a dataset names it. The name of the adapter is sent as `"model"`; the base model may be
+//! part of the mix.
 
 use crate::error::BenchError;
 use crate::seed::{Purpose, rng_for};
@@ -12,7 +12,7 @@ use crate::seed::{Purpose, rng_for};
 /// A mix over adapters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adapters {
-    /// Sent as `"model"`.
+    /// The names, which are sent as `"model"`.
     pub names: Vec<String>,
     /// How the adapter of a request is chosen.
     pub choice: AdapterChoice,
@@ -100,7 +100,7 @@ fn zipf(count: usize, s: f64) -> impl Iterator<Item = f64> + Clone {
     (1..=count).map(move |k| (k as f64).powf(-s))
 }
 
-/// The index of a weight, drawn in proportion to it. `unit`: a random number in [0, 1).
+/// An index into `weights`, drawn in proportion to the weights. `unit`: a random number in [0, 1).
 pub(crate) fn pick(unit: f64, weights: impl Iterator<Item = f64> + Clone) -> usize {
     let mut left = unit * weights.clone().sum::<f64>();
     let mut last = 0;

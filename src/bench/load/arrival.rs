@@ -1,6 +1,6 @@
 //! When requests are due: the schedule of a run, drawn before the run begins.
 //!
-//! In an open loop, due times do not depend on the server, as with independent users; only such a
+//! In an open loop, due times do not depend on the server, as with independent users. Only such a
 //! load shows how queues build up. A closed loop keeps a fixed number of requests in flight (its
 //! *concurrency*) and has no schedule. A slow server slows its clients down, so a closed loop hides
 //! queueing. With rate r in requests per second:
@@ -16,8 +16,9 @@
 //! | recorded | the arrival times of a trace |
 //!
 //! For a given number N of Poisson or gamma arrivals, all times are scaled so that the last is N/r,
-//! as in `vllm bench serve`; the process is then not exactly Poisson, since its count does not
-//! vary. Times are offsets from the start of the run. Bounds: [`MAX_REQUESTS`], [`MAX_SECONDS`].
+//! as in `vllm bench serve`. The process is then not exactly Poisson, because the number of
+//! arrivals in that time does not vary. Times are offsets from the start of the run. Bounds:
+//! [`MAX_REQUESTS`], [`MAX_SECONDS`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,14 +68,14 @@ pub enum Arrival {
         end: f64,
         /// Whether the rate changes by equal factors instead of equal steps.
         geometric: bool,
-        /// As in `Gamma`; infinite: equal gaps.
+        /// As in `Gamma`; if infinite, the gaps are not random.
         burstiness: f64,
     },
     /// Rates that follow one another.
     Steps {
         /// Rates (requests per second) and durations (seconds).
         steps: Vec<(f64, f64)>,
-        /// As in `Gamma`, for gaps in units of the mean gap at that time.
+        /// As in `Gamma`, for gaps divided by the mean gap at that time.
         burstiness: f64,
     },
     /// All at the start.
@@ -175,7 +176,7 @@ impl Arrival {
     /// The due times, ascending; empty for a closed loop.
     ///
     /// # Errors
-    /// As [`Arrival::check`]; or the schedule exceeds a bound of this file.
+    /// [`Arrival::check`] fails, or the schedule exceeds a bound of this file.
     pub fn schedule(&self, extent: Extent, seed: u64) -> Result<Vec<Duration>, BenchError> {
         self.check()?;
         let expected = match (self, extent) {
@@ -248,7 +249,7 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     if shape.is_infinite() {
         return 1.0;
     }
-    // Below 1 the method takes a shape of one more, times a power of a uniform number.
+    // Below 1, the sample for the shape plus 1 is multiplied by a power of a uniform number.
     let (d, boost) = match shape < 1.0 {
         true => (shape + 2.0 / 3.0, (1.0 - rng.unit()).powf(1.0 / shape)),
         false => (shape - 1.0 / 3.0, 1.0),
@@ -263,7 +264,8 @@ fn gamma(rng: &mut Rng, shape: f64) -> f64 {
     }
 }
 
-/// The next arrival after `now`. `unit`: the expected arrivals until then, drawn with mean 1.
+/// The next arrival after `now`. `unit`: the expected number of arrivals until then, drawn with
+/// mean 1.
 fn next_in_steps(steps: &[(f64, f64)], mut now: f64, mut unit: f64) -> Option<f64> {
     let mut end = 0.0;
     for (rate, time) in steps {

@@ -1,9 +1,8 @@
 //! The JSON bodies of requests: prompts as token ids or as text, and the other fields.
 //!
 //! With token ids a prompt has an exact length without a tokenizer. Text of an exact length needs a
-//! tokenizer (`text`).
-//! All prompts with a shared prefix draw it from the same random number generator; other tokens are
-//! independent.
+//! tokenizer (`text`). All prompts with the same shared prefix draw the prefix from the same random
+//! number generator. Other tokens are independent.
 //!
 //! Bodies are written without a JSON tree, because a prompt may have 100,000 ids. Bounds: prompts
 //! of [`MAX_TOKENS`](super::length::MAX_TOKENS).
@@ -49,7 +48,7 @@ pub enum PromptTokens {
 }
 
 impl PromptTokens {
-    /// Writes text with the tokens of `parts`; for a `whole` prompt, less the tokens that the
+    /// Writes text with the tokens of `parts`. A `whole` prompt has fewer, by the tokens that the
     /// server adds. The text needs no escaping.
     pub(crate) fn push_text(&self, text: &mut String, parts: &mut [PromptPart], whole: bool) {
         match self {
@@ -65,7 +64,7 @@ impl PromptTokens {
 pub struct BodyFields {
     /// Generate past an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Other fields; they replace generated ones of the same name.
+    /// Other fields, which replace generated fields of the same name.
     pub extra: Map<String, Value>,
 }
 

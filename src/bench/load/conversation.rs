@@ -1,7 +1,7 @@
 //! One conversation: each turn is a request that contains the whole conversation so far.
 //!
-//! A turn includes the server's earlier responses, so it uses the prefix cache as real users do.
-//! All turns have the same class and adapter.
+//! A turn includes the server's earlier responses, so it uses the prefix cache as a real user's
+//! turn does. All turns have the same class and adapter.
 //!
 //! Prompts are text, because responses carry no token ids. A conversation begins with the class's
 //! [`PrefixKind::Extra`] prefix, if any, as a system prompt. Bounds: [`MAX_TURNS`].
@@ -13,7 +13,8 @@ use crate::load::session::{MAX_TURNS, Sessions};
 use crate::load::workload::{LoadRequest, PrefixKind, RequestSource, Sender, Workload};
 use crate::seed::{Purpose, rng_for};
 
-/// Marks the segment ids (see [`LoadRequest::shared`]) of messages, which are not prefixes.
+/// Marks the segment ids (see [`LoadRequest::shared`]) of messages, so that they differ from the
+/// ids of prefixes.
 const MESSAGE: u64 = 1 << 63;
 
 /// One conversation so far.

@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use sluice_core::base::Rng;
 
-/// The longest prompt or response; bounds memory.
+/// The longest prompt or response in tokens, which bounds memory.
 pub const MAX_TOKENS: u32 = 1 << 24;
 
 /// A number of tokens.

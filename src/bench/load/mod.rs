@@ -1,7 +1,8 @@
 //! The requests of a run and their due times.
 //!
 //! `workload` draws the requests, or takes the items of a `dataset`. `session` and `conversation`
-//! chain them. `arrival` decides the due times. Only reading dataset files is I/O.
+//! make conversations of them. `arrival` decides the due times. The only I/O is the reading of
+//! dataset files.
 
 pub mod length;
 pub mod text;

@@ -1,8 +1,8 @@
 //! Settings of conversations: the number of turns, their lengths, and the time between them.
 //!
 //! Turn t of conversation s is request number s * [`MAX_TURNS`] + t. The user's message is a pure
-//! function of the seed and that number. Later turns may have another prompt length than the class,
-//! but not another output length.
+//! function of the seed and that number. Later turns may have a separate prompt length, but have
+//! the output length of the class.
 
 use crate::error::BenchError;
 use crate::load::body::PromptTokens;
@@ -19,7 +19,7 @@ pub struct Sessions {
     pub turns: Length,
     /// Tokens that the user adds in a later turn; `None`: the prompt length of the class.
     pub later: Option<Length>,
-    /// Mean time from a response to the next turn, seconds; exponentially distributed.
+    /// Mean time from a response to the next turn, seconds. The time is exponentially distributed.
     pub think: f64,
 }
 

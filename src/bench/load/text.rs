@@ -1,12 +1,12 @@
 //! Generated text: a number of words, or, with the model's tokenizer, a number of tokens.
 //!
-//! Without a tokenizer, a common short word stands for a token: nearly exact for large English
-//! vocabularies, far off for small ones. With a tokenizer, text consists of words that are one
-//! token each after a blank, so n words have n tokens. If n sample words do not
+//! Without a tokenizer, a common short word stands for a token. This is nearly exact for large
+//! English vocabularies, and far off for small ones. With a tokenizer, text consists of words that
+//! are one token each after a blank, so n words have n tokens. If that is not true for a sample
 //! ([`ExactText::new`]), each text is encoded and cut at the right number of tokens.
 //!
 //! [`ExactText::adding`] sets the tokens that the server adds (special tokens, a chat template),
-//! which are subtracted from each prompt. Random numbers come from the parts of a prompt, so a
+//! which are subtracted from each prompt. Each part of a prompt has a random number generator, so a
 //! shared prefix is the same text in every prompt. Bounds: [`MAX_WORDS`].
 
 use std::sync::Arc;
@@ -21,10 +21,10 @@ const FEW_WORDS: usize = 64;
 const REPEATED: usize = 8;
 const SAMPLE: u32 = 2_048;
 const LONGEST: usize = 12;
-/// Cuts tried on each side of the estimated place.
+/// Number of places that are tried on each side of the estimated cut.
 const NEAR: usize = 16;
 
-/// The first `count` tokens of a random number generator.
+/// A part of a prompt: the first `count` tokens that a random number generator draws.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptPart {
     pub(crate) rng: Rng,
@@ -111,13 +111,13 @@ impl ExactText {
         self.vocabulary.count(text)
     }
 
-    /// Writes a prompt of at least one word that has the tokens of `parts` once the server has
+    /// Writes a prompt of at least one word. It has the tokens of `parts` after the server has
     /// added tokens.
     pub(crate) fn push_prompt(&self, text: &mut String, parts: &mut [PromptPart]) {
         let mut excess = self.added;
         let all: u32 = parts.iter().map(|part| part.count).sum();
-        // Shortens the last parts first, because the beginning is shared. The first round leaves
-        // one token of each part.
+        // The last parts are shortened first, because the beginning is shared. The first round
+        // leaves one token of each part.
         for least in [1, 0] {
             for part in parts.iter_mut().rev() {
                 let less = excess.min(part.count.saturating_sub(least));
@@ -154,7 +154,7 @@ impl WordList {
         self.tokenizer.encode_fast(text, false).map_or(0, |encoding| encoding.get_ids().len())
     }
 
-    /// `before` and words, cut at `wanted` tokens in all, or as near as possible.
+    /// The text `before` and further words, cut at `wanted` tokens in all, or as near as possible.
     fn fit(&self, before: &str, rng: &mut Rng, wanted: usize) -> String {
         let mut text = before.to_owned();
         let mut words = wanted.max(1);
@@ -172,8 +172,8 @@ impl WordList {
             let middle = low.midpoint(high);
             if self.count(&text[..middle]) < wanted { low = middle + 1 } else { high = middle }
         }
-        // A chat template may strip a blank at the end, so a letter replaces it if the tokens stay
-        // the same.
+        // A chat template may strip a blank at the end, so texts that end with a blank are not
+        // used; a letter may be added instead.
         let cuts = low.saturating_sub(NEAR).max(least)..=(low + NEAR).min(text.len());
         let ends = cuts.flat_map(|cut| ["", "s", "z"].map(|end| format!("{}{end}", &text[..cut])));
         let nearest = ends.filter(|text| !text.ends_with(' ')).min_by_key(|text| self.count(text).abs_diff(wanted));
@@ -187,7 +187,7 @@ fn words(tokenizer: &Tokenizer, letters: usize) -> Vec<Box<str>> {
     let mut found: Vec<Box<str>> = Vec::new();
     for id in 0..tokenizer.get_vocab_size(false) as u32 {
         let Some(token) = tokenizer.id_to_token(id) else { continue };
-        // The blank in byte-level vocabularies and in SentencePiece.
+        // The characters that stand for a blank in byte-level vocabularies and in SentencePiece.
         let word = token.trim_start_matches(['\u{120}', '\u{2581}']);
         if !lengths.contains(&word.len()) || !word.bytes().all(|byte| byte.is_ascii_lowercase()) {
             continue;

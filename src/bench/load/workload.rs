@@ -6,11 +6,11 @@
 //! configurations can be tested with the same requests.
 //!
 //! A shared prefix of kind `Extra` is added before a prompt of the class's length
-//! (`--random-prefix-len`). `Share` replaces the first part of the prompt: with `Share(0.6)`, the
-//! server should find 60 % of the prompt tokens in the prefix cache, except at the first use of a
-//! prefix. The cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is rounded to whole
-//! blocks, up or down at random; the mean stays exact. `run::scrape` measures the real hit rate.
-//! Bounds: [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS).
+//! (`--random-prefix-len`). A prefix of kind `Share` replaces the first part of the prompt. With
+//! `Share(0.6)`, the server should find 60 % of the prompt tokens in the prefix cache, except at
+//! the first use of a prefix. The cache holds blocks of [`BLOCK`] tokens, so a `Share` prefix is
+//! rounded to whole blocks, up or down at random, so that the mean stays exact. `run::scrape`
+//! measures the real hit rate. Bounds: [`MAX_REQUESTS`](super::arrival::MAX_REQUESTS).
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub struct Class {
     pub weight: f64,
     /// The prefix that prompts share.
     pub prefix: Prefix,
-    /// Objectives; if empty, the objectives of the run.
+    /// Objectives of the class; if empty, the objectives of the run apply.
     pub slo: Slo,
 }
 
@@ -51,7 +51,7 @@ pub struct Class {
 pub struct Prefix {
     /// The length.
     pub kind: PrefixKind,
-    /// Number of different prefixes, at least 1, equally likely.
+    /// Number of different prefixes, at least 1. All are equally likely.
     pub groups: u32,
     /// Share of the requests with a shared prefix, 0 to 1.
     pub warm: f64,
@@ -113,7 +113,7 @@ pub struct Workload {
     pub fields: BodyFields,
     /// Share of the requests whose client leaves early, 0 to 1.
     pub leaving: f64,
-    /// Number of users that requests name in `user`; 0: none.
+    /// Number of different users that requests name in `user`; 0 for requests without `user`.
     pub users: u32,
     /// Seed of all randomness.
     pub seed: u64,
@@ -141,12 +141,12 @@ pub struct LoadRequest {
     pub generated: bool,
     /// Requested output tokens.
     pub output_tokens: u32,
-    /// The client leaves after this many token events.
+    /// Number of token events after which the client leaves.
     pub leave_after: Option<u32>,
     /// Whether the text of the response is kept.
     pub keep_text: bool,
-    /// The shared beginning of the prompt, as segments: id and number of tokens. Equal segments
-    /// have equal tokens; the rest is unique.
+    /// The shared beginning of the prompt, as segments with id and number of tokens. Equal segments
+    /// have equal tokens. The rest of the prompt is unique.
     pub shared: Vec<(u64, u32)>,
     /// The JSON body.
     pub body: Bytes,
@@ -227,8 +227,8 @@ impl Workload {
         }
     }
 
-    /// Request number `ordinal` in the class at index `class` (for warm-up); items keep their
-    /// class.
+    /// Request number `ordinal` in the class at index `class`, for warm-up. An item keeps the class
+    /// of the file.
     ///
     /// # Panics
     /// Requests are generated and there is no such class.

@@ -3,8 +3,8 @@
 //! TTFT is the wait for room on a backend (queue), the time from sending the request to the first
 //! token (engine: the engine's queue and the prefill), and the rest (elsewhere: reading,
 //! connecting, repeated attempts). A request's cause is the largest part. If that is the engine,
-//! the cause also says how many earlier prompts were unfinished, or if few were, whether the time
-//! was unusual for the length of the prompt.
+//! the cause also says how many earlier prompts were unfinished there. If few were, it says whether
+//! the time was unusual for the length of the prompt.
 //!
 //! Bounds: [`SLOWEST`], [`REASONS`].
 
@@ -16,11 +16,11 @@ use crate::report::sections::Section;
 
 const SLOWEST: usize = 20;
 const REASONS: usize = 50;
-/// An engine's time is unusual from this multiple of the median for the range of lengths.
+/// The time in an engine is unusual from this multiple of the median for prompts of similar length.
 const UNUSUAL: f64 = 3.0;
 
-/// From this many unfinished earlier prompts on, they are the cause: in a burst the usual time
-/// itself is long.
+/// From this many unfinished earlier prompts on, these prompts are the cause. In a burst, the usual
+/// time itself is long.
 const CROWD: usize = 3;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,7 +37,7 @@ impl Parts {
         Some(Self { ttft, queue, engine, elsewhere: (ttft - queue - engine).max(0.0) })
     }
 
-    /// Mean parts and number, of all streams and of the slowest hundredth.
+    /// The number and the mean parts of all streams, and of the slowest hundredth of the streams.
     pub(super) fn means(entries: &[&Entry]) -> Option<[(usize, Self); 2]> {
         let mut all: Vec<Self> = entries.iter().filter_map(|entry| Self::of(entry)).collect();
         all.sort_by(|one, other| one.ttft.total_cmp(&other.ttft));
@@ -66,7 +66,8 @@ impl Parts {
     }
 }
 
-/// Shares in whole percent that add up to 100: the rest goes to the largest remainders.
+/// Shares in whole percent that add up to 100. The shares with the largest remainders are rounded
+/// up.
 fn whole_percents(parts: [f64; 3]) -> [u32; 3] {
     let sum = parts.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let exact = parts.map(|part| 100.0 * part / sum);
@@ -148,7 +149,8 @@ fn before(entry: &Entry, entries: &[Entry]) -> (usize, u64) {
         other.backend == entry.backend
             && other.pool == entry.pool
             && times(other).is_some_and(|(began, first)| {
-                // Of requests sent in the same instant, the one served sooner is earlier.
+                // Of two requests sent at the same instant, the one with the sooner first token is
+                // the earlier.
                 let sooner = began < sent || began == sent && times(entry).is_some_and(|(_, own)| first < own);
                 sooner && first > sent
             })

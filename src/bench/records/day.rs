@@ -1,5 +1,5 @@
-//! The sections of a report: the traffic, latencies by class and pool, by length and by time, the
-//! causes.
+//! The sections of a report: the traffic; latencies by class and pool, by length and by time; and
+//! the causes.
 //!
 //! Tables have a row for each class, for each length in each pool, and for each interval with
 //! requests.

@@ -43,7 +43,7 @@ pub struct Entry {
     pub file: Arc<str>,
     /// Line in the file, from 1.
     pub line: u32,
-    /// Wait for a backend.
+    /// Time for which the request waited for a backend.
     pub queue: f64,
     /// Time to first token of a stream.
     pub ttft: Option<f64>,

@@ -1,8 +1,8 @@
 //! Reads records: lines of JSON that the gateway wrote.
 //!
 //! A line that is not a record is an error, because a report on half of a day would mislead. The
-//! exception is a last line without a line feed: it is being written, or a crash cut it off. Copies
-//! for shadow arms and requests that generate no text are left out and counted.
+//! exception is a last line without a line feed, which the gateway is writing or a crash cut off.
+//! Copies for shadow arms and requests that generate no text are left out and counted.
 //!
 //! Bounds: [`LINE_MAX`], [`ENTRIES_MAX`], [`NAMES_MAX`].
 

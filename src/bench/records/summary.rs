@@ -1,6 +1,6 @@
 //! A day of records in a few lines of text, for a terminal of 80 columns.
 //!
-//! It shows whether the page is worth opening. Bounds: [`CLASSES`].
+//! The text shows whether the HTML page is worth opening. Bounds: [`CLASSES`].
 
 use super::causes::{Parts, slowest};
 use super::day::slowest_interval;
@@ -8,7 +8,7 @@ use super::table::{Interval, clock, count, e2el, millis, ttft};
 use super::worst::Period;
 use super::{Entry, group};
 
-/// Classes listed, the largest ones.
+/// Number of classes listed, the largest ones.
 const CLASSES: usize = 8;
 const NAME: usize = 20;
 

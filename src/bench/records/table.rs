@@ -1,12 +1,12 @@
 //! Cells and rows of the tables of a report: counts, percentiles, shares.
 //!
-//! TTFT and queue time are of all requests that have them. TPOT and E2EL are of completed requests:
-//! a response that was cut off is short for the wrong reason.
+//! TTFT and queue time are from all requests that have them. TPOT and E2EL are only from completed
+//! requests, because a response that was cut off is short for the wrong reason.
 
 use super::Entry;
 use sluice_core::stats::quantile::percentile;
 
-/// Approximate limit on rows by time, for intervals shorter than an hour.
+/// Approximate limit on the rows of a table by intervals shorter than an hour.
 const ROWS: f64 = 100.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

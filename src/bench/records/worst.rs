@@ -1,9 +1,9 @@
 //! The worst period of some records, on which to try other settings.
 //!
-//! It has the most requests that failed or missed an objective; without any, the longest P99 of
-//! TTFT (E2EL if not streamed). Periods of [`PERIOD`] begin half a period apart. A period needs
-//! [`REQUESTS_MIN`] requests, or all if there are fewer; if no period has them, the period with
-//! the most requests counts.
+//! It has the most requests that failed or missed an objective, or if there are none, the longest
+//! P99 of TTFT (E2EL if not streamed). Periods of [`PERIOD`] begin half a period apart. A period
+//! needs [`REQUESTS_MIN`] requests, or all if there are fewer. If no period has that many, the one
+//! with the most requests is taken.
 
 use super::Entry;
 use super::table::{count, quantile};

@@ -1,10 +1,10 @@
 //! The plots of a report: distributions and plots over time of one run; throughput and latency of a
 //! sweep.
 //!
-//! Latencies are in milliseconds if the largest is below 10 s, otherwise in seconds. Distributions
-//! show up to [`MOST_POINTS`] values; of more, every n-th in sorted order, and both ends. A series
-//! over time has at most [`MOST_DOTS`] dots. Of more requests, a dot shows the slowest of several,
-//! so that no tail is hidden, and the caption says so.
+//! Latencies are in milliseconds if the largest is below 10 s, otherwise in seconds. A distribution
+//! of more than [`MOST_POINTS`] values shows every n-th in sorted order, and the highest. A series
+//! over time has at most [`MOST_DOTS`] dots. With more requests, each dot shows the slowest of
+//! several, so that no tail is hidden, and the caption says so.
 
 use std::collections::BTreeSet;
 
@@ -46,8 +46,8 @@ pub(super) fn distributions(run: &RunResult) -> Vec<Plot> {
 
 type Objective = (String, f64);
 
-/// The different objectives for a measure, of `class` or of all classes. Labels name the class if
-/// objectives differ.
+/// The different objectives for a measure, of `class` or of all classes. The labels name the class
+/// if the classes have different objectives.
 pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>) -> Vec<Objective> {
     let of = |slo: &Slo| match measure {
         "ttft" => slo.ttft,
@@ -58,7 +58,7 @@ pub(super) fn objectives(runs: &[&RunResult], measure: &str, class: Option<&str>
     let mut found: Vec<(&str, Option<f64>)> = Vec::new();
     for run in runs {
         let config = &run.config;
-        // A single class of the load is plotted by the gateway's classes.
+        // If the load has a single class, the plots show the gateway's classes.
         let is_single = config.classes.len() == 1;
         if config.classes.is_empty() {
             found.push(("", of(&config.slo)));

@@ -1,8 +1,9 @@
 //! A table of text that fits the terminal without breaking a cell.
 //!
 //! The first column names the row and is aligned to the left, the others to the right. If the table
-//! is wider than the terminal, the gaps shrink, then it is divided into blocks of whole columns,
-//! one below the other, each with the names. Widths are counted in characters.
+//! is wider than the terminal, first the gaps shrink, then the table is divided into blocks of
+//! whole columns, one below the other, each with the names of the rows. Widths are counted in
+//! characters.
 
 use std::fmt;
 

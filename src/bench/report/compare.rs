@@ -2,10 +2,10 @@
 //!
 //! Each metric has both values, the change with an interval, and a verdict by
 //! [`stats::compare`](sluice_core::stats::compare): better, worse, no difference (the whole
-//! interval is inside the margin), or undecided. If the loads differ, there is no verdict.
-//! Intervals account for clustering of requests within a run. Together they hold with
-//! [`CompareOptions::confidence`]: Bonferroni's correction widens each for [`INDEPENDENT_METRICS`]
-//! intervals of each class.
+//! interval is inside the margin), or undecided. If the loads differ, there is no verdict. The
+//! intervals account for requests that are correlated within a run. All intervals together hold
+//! with [`CompareOptions::confidence`], because Bonferroni's correction widens each, for
+//! [`INDEPENDENT_METRICS`] intervals of each class.
 //!
 //! | metric | change | interval from |
 //! |---|---|---|
@@ -15,8 +15,9 @@
 //!
 //! If order statistics give no bound, the interval comes from consecutive sections of the run and
 //! is marked as approximate ([`ComparedMetric::rough`]). Only completed requests have latencies, so
-//! a run with more failures can look faster; failures come first. The intervals cannot account for
-//! the age of the server, for caches or for the machine, so a comparison should be repeated.
+//! a run with more failures can look faster. So the row of failures comes first. The intervals
+//! cannot account for the age of the server, for caches or for the machine, so a comparison should
+//! be repeated.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -27,12 +28,13 @@ use crate::result::slices::SliceBy;
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, mean, proportion, quantile};
 
-/// Windows for counting completed requests. The first and the last do not count for the interval.
+/// Number of windows in which completed requests are counted. The first and the last window do not
+/// count for the interval.
 pub const WINDOWS: usize = 10;
-/// Metrics that count as independent. With this number, two runs of the same configuration are
-/// called different in about 1 of 20 comparisons (a test checks that).
+/// Number of metrics that are treated as independent. With this number, two runs of the same
+/// configuration are called different in about 1 of 20 comparisons, which a test checks.
 pub const INDEPENDENT_METRICS: usize = 5;
-/// Approximate limit on gaps between tokens: of more, every n-th is used.
+/// Approximate limit on gaps between tokens; of more, every n-th is used.
 const MOST_GAPS: usize = 1_000_000;
 
 /// Options of a comparison.
@@ -79,7 +81,8 @@ pub struct ComparedMetric {
     pub change: Change,
     /// The verdict.
     pub verdict: Verdict,
-    /// Whether the interval is approximate: too few or too clustered values.
+    /// Whether the interval is approximate, because the values are too few or too strongly
+    /// clustered.
     pub rough: bool,
 }
 
@@ -88,7 +91,7 @@ pub struct ComparedMetric {
 pub struct Comparison {
     /// Every metric that both results have.
     pub rows: Vec<ComparedMetric>,
-    /// Differences of the loads, as sentences; any rules out a verdict.
+    /// Differences of the loads, as sentences. If there is one, there is no verdict.
     pub loads: Vec<String>,
     /// Other differences, as sentences.
     pub notes: Vec<String>,
@@ -129,7 +132,7 @@ pub fn compare(a: &RunResult, b: &RunResult, options: CompareOptions) -> Result<
             return Err(CompareError::NothingCompleted(name));
         }
     }
-    // The names of different gateway classes do not mean the same requests.
+    // If the classes of the two gateways differ, the same name may mean other requests.
     let by = if a.config.gateway_classes == b.config.gateway_classes { SliceBy::Class } else { SliceBy::Load };
     let classes = classes(a, b, by);
     let confidence = each_of(INDEPENDENT_METRICS * classes.len().max(1), options.confidence);
@@ -173,8 +176,8 @@ fn of_class(run: &RunResult, by: SliceBy, name: &str) -> RunResult {
     RunResult { config: run.config.clone(), duration: run.duration, requests, ..RunResult::default() }
 }
 
-/// The metrics of two results, or of one class. Throughputs and gaps between tokens describe
-/// servers, so a class has none.
+/// The metrics of two results, or of one class in both. A class has no throughputs and token gaps,
+/// because they describe servers.
 fn pairs(a: &RunResult, b: &RunResult, class: Option<&str>) -> Vec<MetricSpec> {
     let pair = |name: &str, unit, sense, estimate: Estimator| {
         let name = class.map_or_else(|| name.to_owned(), |class| format!("{class}: {name}"));
@@ -258,7 +261,7 @@ fn failed(run: &RunResult, confidence: f64) -> Estimate {
 fn within_objectives(run: &RunResult, confidence: f64) -> Estimate {
     let requests = in_order(run);
     let hits: Vec<bool> = requests.iter().map(|record| record.meets(run.config.slo_of(record.class))).collect();
-    // A failure is slower than any completed request.
+    // A failed request counts as slower than any completed request.
     let latencies: Vec<f64> =
         requests.iter().map(|record| if record.is_completed() { record.latency } else { f64::MAX }).collect();
     proportion::of_series_with(&hits, &latencies, confidence)
@@ -289,7 +292,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
     }
     let value = windows.iter().sum::<f64>() / run.duration;
     // The load generator draws the arrivals of an open loop, so their randomness is not the
-    // server's: only the difference of completions and arrivals in a window counts.
+    // server's. Only the difference of completions and arrivals in a window counts.
     if run.config.request_rate.is_some() {
         let each = windows.iter().sum::<f64>() / run.requests.len().max(1) as f64;
         for record in &run.requests {
@@ -298,7 +301,7 @@ fn rate(run: &RunResult, of: impl Fn(&Record) -> u64, confidence: f64) -> Estima
         }
     }
     let rates = windows.map(|count| count / length);
-    // Ramp-up and drain are not random.
+    // The first and last window (ramp-up, drain) are not random.
     let middle = mean::of_series(&rates[1..WINDOWS - 1], confidence);
     let reach = middle.high - middle.value;
     Estimate { value, low: value - reach, high: value + reach }

@@ -1,17 +1,17 @@
 //! The differences between two results apart from their measurements.
 //!
-//! A comparison should show a change of the server; a change of the load makes it worthless. So
-//! differences of the load stand apart: arrivals; for each class the lengths, weight and shared
-//! prefix; the prompt tokens that the servers counted; and every flag that is not known to leave
-//! requests unchanged (`flags`). A value that only one file has is no difference: files of other
-//! tools and earlier versions lack some.
+//! A comparison should show a change of the server, and a change of the load makes it worthless. So
+//! differences of the load are listed separately: arrivals; for each class the lengths, weight and
+//! shared prefix; the prompt tokens that the servers counted; and every flag that is not known to
+//! leave requests unchanged (`flags`). A value that only one file has is not a difference, because
+//! files of other tools and earlier versions lack some values.
 
 use super::flags::flags;
 use crate::result::record::{ClassConfig, Record, RunConfig, RunResult, Slo};
 
 /// Relative difference of mean prompt lengths beyond which loads differ, unless by chance.
 const MAX_LENGTH: f64 = 0.05;
-/// Standard errors by which two means may differ by chance.
+/// Number of standard errors by which two means may differ by chance.
 const CHANCE: f64 = 3.0;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +43,8 @@ pub(super) fn differences(a: &RunResult, b: &RunResult) -> Differences {
     found
 }
 
-/// Prompt lengths by the servers' count: configurations may not state all lengths.
+/// Differences of the prompt lengths that the servers counted, because configurations may not state
+/// all lengths.
 fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
     let has_several = |run: &RunResult| run.config.classes.len() > 1;
     let mut names = vec![None];
@@ -56,7 +57,8 @@ fn lengths(a: &RunResult, b: &RunResult) -> Vec<String> {
 /// The prompt lengths of one class, or of all requests.
 ///
 /// If an engine fails on long prompts, the mean over completed requests falls although the load is
-/// the same. So the lengths must also differ with the requested lengths of failed requests.
+/// the same. So the lengths must also differ when the requested lengths of failed requests are
+/// included.
 fn class_lengths(a: &RunResult, b: &RunResult, class: Option<&str>) -> Option<String> {
     let completed = |run: &RunResult| PromptLengths::of(run, class, Record::is_completed);
     let ended = |run: &RunResult| PromptLengths::of(run, class, |record| record.is_completed() || record.is_failed());
@@ -98,7 +100,8 @@ fn sentence(name: &str, was: &str, is: &str) -> String {
     format!("{name} was '{was}' in A and '{is}' in B")
 }
 
-/// Settings: whether each is part of the load, name and value. An empty value is unknown.
+/// The settings. Each has a flag for a part of the load, the name and the value. An empty value is
+/// unknown.
 fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     let ramp = config.ramp.as_ref().map_or_else(
@@ -107,7 +110,8 @@ fn settings(config: &RunConfig) -> [(bool, &'static str, String); 17] {
     );
     // Files of other tools do not hold the seed.
     let seed = if config.version.is_empty() { String::new() } else { config.seed.to_string() };
-    // With all requests at once, their number is the length of the queue.
+    // If all requests are sent at once, their number is the length of the queue, a part of the
+    // load.
     let many = config.arrival == "at once";
     [
         (false, "model", config.model.clone()),
@@ -158,7 +162,7 @@ fn class_settings(config: &RunConfig, at: usize) -> [(bool, &'static str, String
     let class: &ClassConfig = &config.classes[at];
     let total: f64 = config.classes.iter().map(|class| class.weight).sum();
     let share = if total > 0.0 { format!("{:.2} %", 100.0 * class.weight / total) } else { String::new() };
-    // A class of an earlier version has no lengths.
+    // In files of earlier versions a class has no lengths.
     let prefix = match (class.prompt.is_empty(), class.prefix.is_empty()) {
         (true, _) => String::new(),
         (false, true) => "none".to_owned(),

@@ -1,8 +1,8 @@
 //! Compares the flags of two command lines, and finds flags that changed the load.
 //!
 //! A flag is covered if a field of the result states the value, or if the flag only chooses the
-//! output. Some other flags are known to leave the requests and their arrivals unchanged. Every
-//! remaining flag is part of the load, even if it is unknown here.
+//! output. Some other flags are known to leave the requests and the arrivals unchanged. Every
+//! remaining flag counts as part of the load, even if it is unknown here.
 //!
 //! Flags are compared by meaning: an alias counts as the flag, a missing flag as the default, `1.0`
 //! as `1`. A test of the command line checks [`ALIASES`] and [`defaults`].
@@ -17,8 +17,8 @@ const COVERED: &str = "--append-result --backend --base-url --burstiness --by-cl
     --ramp-up-end-rps --ramp-up-start-rps --ramp-up-strategy --request-rate --result-dir --result-filename \
     --save-detailed --save-result --seed --self-timed --tokenizer";
 
-/// Flags without a field that leave the requests and their arrivals unchanged. Token ids are the
-/// default wherever they can be sent; flags of tokenizers and templates have no effect.
+/// Flags without a field that leave the requests and the arrivals unchanged. The flags of
+/// tokenizers and templates have no effect; `--prompt-token-ids` asks for the default.
 const BESIDE_LOAD: &str = "--dry-run --header --host --insecure --num-warmups --port --profile --prompt-token-ids \
     --ready-check-timeout-sec --request-timeout --reset-prefix-cache --served-model-name --skip-chat-template \
     --skip-tokenizer-init --sweep-max-concurrency --sweep-num-prompts-factor --sweep-request-rate \
@@ -44,7 +44,7 @@ const DEFAULTS: &str = "--custom-output-len=256 --host=127.0.0.1 --leave-share=0
     --timed-trace-label-timestamp=timestamp --timed-trace-sec-multiplier=1 --trace-speed=1 --users=0 \
     --vocabulary=1000-7999";
 
-/// Data sets in which the model ends responses, unless `--ignore-eos` is given.
+/// Data sets with which the model decides the ends of responses, unless `--ignore-eos` is given.
 const OWN_LENGTHS: [&str; 2] = ["sharegpt", "custom"];
 
 /// Flag and value of each default.
@@ -56,7 +56,7 @@ fn lists(list: &str, name: &str) -> bool {
     list.split(' ').any(|flag| flag == name)
 }
 
-/// Whether fields of every result cover the flag, or it does not concern the requests.
+/// Whether every result has a field for the flag, or the flag does not concern the requests.
 pub fn is_covered(name: &str) -> bool {
     lists(COVERED, name)
 }

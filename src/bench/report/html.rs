@@ -4,7 +4,8 @@
 //! common plots, a table, and a folded section for each run. Runs that differ in concurrency or
 //! rate are a sweep, whose plots of throughput and latency mark the knee.
 //!
-//! Every plot is drawn for wide screens and for phones; the page shows the one that fits.
+//! Every plot is drawn twice, for wide screens and for phones; the page shows the drawing that
+//! fits.
 
 use std::fmt::Write as _;
 
@@ -66,7 +67,7 @@ pub fn plots(runs: &[RunResult]) -> Vec<(String, String)> {
     };
     let mut files: Vec<(String, String)> = Vec::new();
     for plot in &plots {
-        // Names of classes may differ only in characters that file names cannot have.
+        // Names that differ only in characters that file names cannot have get a number.
         let (plain, mut number) = (name(&plot.title), 1);
         let mut file = format!("{plain}.svg");
         while files.iter().any(|(other, _)| *other == file) {

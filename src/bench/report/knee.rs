@@ -1,7 +1,7 @@
 //! The knee of a sweep: the concurrency beyond which latency grows and throughput does not.
 //!
-//! Two lines are fitted to throughput over concurrency by least squares; they meet at the knee. It
-//! is reported if the four rules of guidellm hold:
+//! Two lines that meet at the knee are fitted to throughput over concurrency by least squares. The
+//! knee is reported if the four rules of guidellm hold:
 //!
 //! - there are five points or more;
 //! - the second slope is at most [`FLAT`] of the first;
@@ -14,7 +14,7 @@
 const FLAT: f64 = 0.25;
 const HIGH: f64 = 0.85;
 const POINTS: usize = 5;
-/// Positions tried, between the second point and the last but one.
+/// Number of positions that are tried, between the second point and the last but one.
 const POSITIONS: usize = 400;
 
 /// The knee of points (concurrency, throughput) in order of concurrency; `None` if there is none.
@@ -95,7 +95,7 @@ mod tests {
     fn the_knee_of_two_lines_is_where_they_meet() {
         let points = SWEEP.map(|x| (x, x.min(50.0) * 3.0));
         assert!((knee(&points).unwrap() - 50.0).abs() < 1.0);
-        // A knee between two points, with noise; then with few points.
+        // The knee lies between two points, first with noise, then with few points.
         let points = SWEEP.map(|x| (x, x.min(46.0) * 3.0 * (1.0 + 0.02 * (x * 7.0).sin())));
         assert!((knee(&points).unwrap() - 46.0).abs() < 3.0);
         let coarse = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0].map(|x: f64| (x, x.min(50.0)));

@@ -1,7 +1,7 @@
 //! Several runs in one plot: their names, and their distributions of each measure.
 //!
-//! Each run has a unique name: label and varied setting; if needed, the file name, and a number.
-//! Bounds: [`MOST_RUNS`], as many as there are separate colours.
+//! Each run has a unique name of label and varied setting, with the file name and a number if
+//! needed. Bounds: [`MOST_RUNS`] runs, as many as there are different colours.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! A small renderer of line and dot plots as SVG.
 //!
 //! No plotting library has dark mode through CSS variables and two widths with text of the same
-//! size. Series also differ in dashes and marks, to be distinguished in grey. Values that are not
-//! finite are left out.
+//! size. Series also differ in dashes and marks, so that a reader can distinguish them in grey.
+//! Values that are not finite are left out.
 
 use std::fmt::Write as _;
 
@@ -59,9 +59,10 @@ const LEGEND_ROW: f64 = 18.0;
 const MARK_ROW: f64 = 15.0;
 /// Space between the axes and the outermost dots.
 const INSET: f64 = 5.0;
-/// The largest ratio on a logarithmic axis; smaller values are at the beginning.
+/// The largest ratio of two values on a logarithmic axis. Smaller values are at the beginning.
 const LOG_SPAN: f64 = 1e4;
-/// An axis is extended to a line at most this many times beyond the values.
+/// An axis is extended to an objective's line if the line is at most this many times beyond the
+/// values.
 const LINE_REACH: f64 = 4.0;
 const CHARACTER: f64 = 6.8;
 
@@ -219,7 +220,7 @@ impl Plot {
         }
     }
 
-    /// Each label is on the side with more space.
+    /// Draws the marks. Each label is on the side with more space.
     fn mark(&self, out: &mut String, x: &Scale, top: f64, bottom: f64, right: f64) {
         for (row, mark) in self.marks.iter().enumerate() {
             let at = x.at(mark.at);

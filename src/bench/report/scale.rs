@@ -1,8 +1,8 @@
 //! Axes of a chart: they map values to positions and choose the values to label (ticks).
 //!
 //! Ticks of a linear axis are multiples of 1, 2 or 5 times a power of ten. Ticks of a logarithmic
-//! axis are at 1, 2 and 5 in each decade; if too many, at 1 and 3, or at powers of ten. There are
-//! at least two, unless the range is too narrow.
+//! axis are at 1, 2 and 5 in each decade; if these are too many, at 1 and 3, or at powers of ten.
+//! There are at least two ticks, unless the range is too narrow.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scale {
@@ -15,8 +15,8 @@ pub(super) struct Scale {
 
 impl Scale {
     /// An axis from `low` at position `from` to `high` at position `to`. An empty range is widened,
-    /// but not beyond 0: a time or a count has no negative values. If `low` is not above 0, the
-    /// axis is linear.
+    /// but not below 0, because a time or a count has no negative values. If `low` is not above 0,
+    /// the axis is linear.
     pub(super) fn new(low: f64, high: f64, log: bool, from: f64, to: f64) -> Self {
         let log = log && low > 0.0;
         let (low, high) = match (high > low, log) {

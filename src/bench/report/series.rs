@@ -1,7 +1,7 @@
 //! Lines and dots of a plot as SVG, with values that appear while the pointer rests on them.
 //!
 //! A page has no script, so each value is the `<title>` of a visible dot, or of an invisible dot on
-//! a line: at most [`TARGETS_MAX`], so that a page stays small.
+//! a line. A line has at most [`TARGETS_MAX`] such dots, so that a page stays small.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ pub(super) enum Draw {
     Line,
     /// Lines, and a mark at each point.
     Marked,
-    /// Horizontal lines until the next point.
+    /// A horizontal line from each point to the place of the next.
     Steps,
     Dots,
 }

@@ -16,9 +16,9 @@ use crate::result::validity::Delivered;
 use sluice_core::stats::proportion;
 
 const WIDTH: usize = 50;
-/// Share of independent requests below which the table explains a wide interval.
+/// If the effective number of requests is below this share, the table explains the wide interval.
 const FEWER: f64 = 0.8;
-/// Delays up to this are not shown, seconds.
+/// Delays up to this many seconds are not shown.
 const NO_DELAY: f64 = 0.001;
 
 /// The text of a run, for a terminal with `width` columns.
@@ -79,7 +79,7 @@ pub fn block(result: &RunResult, metrics: &Metrics) -> String {
     line(&mut text, "Peak concurrent requests:", metrics.peak_requests as f64);
     let total = metrics.known_output().map(|output| metrics.per_second(metrics.input_tokens + output));
     known(&mut text, "Total token throughput (tok/s):", total.map(two));
-    // The median is the 50th percentile: only a user who asked for that percentile sees both.
+    // The median is the 50th percentile, so only a user who asked for that percentile sees both.
     let asked = config.arguments.iter().any(|argument| argument.starts_with("--metric-percentiles"));
     let percentiles: Vec<f64> = config.percentiles.iter().copied().filter(|p| asked || *p != 50.0).collect();
     for (name, short, long) in MEASURES {

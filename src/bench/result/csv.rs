@@ -1,7 +1,7 @@
 //! One line of CSV for each request, for spreadsheets and scripts.
 //!
-//! Times are in seconds. An empty field does not apply. Of the gaps between tokens, only the
-//! longest is written. RFC 4180 decides about quotes.
+//! Times are in seconds. A field is empty if it does not apply to the request. Of the gaps between
+//! tokens, only the longest is written. Quotes follow RFC 4180.
 
 use std::io::{self, Write};
 

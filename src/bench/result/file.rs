@@ -3,12 +3,12 @@
 //!
 //! A file is one JSON object, or several in a row (a sweep, or `--append-result`). The top level
 //! has the keys and the arithmetic of `vllm bench serve`, so that the same scripts work; `sluice`
-//! holds the whole [`RunResult`], without the gaps between tokens (most of the space) if the top
-//! level has them, or if there are more than [`MAX_GAPS`]. Texts are not read back.
+//! holds the whole [`RunResult`]. The gaps between tokens (most of the space) are left out there if
+//! the top level has them, or if there are more than [`MAX_GAPS`]. Texts are not read back.
 //!
-//! Files of `vllm bench serve` and `vllm-rs bench serve` can be read, too. Requests are
-//! reconstructed from the arrays of `--save-detailed`; without these, only [`RunResult::reported`]
-//! has the keys of the file. Bounds: [`MAX_FILE`].
+//! Files of `vllm bench serve` and `vllm-rs bench serve` can be read, too. Their requests are
+//! reconstructed from the arrays of `--save-detailed`. Without these arrays, the result has only
+//! [`RunResult::reported`], the keys of the file. Bounds: [`MAX_FILE`].
 
 use std::io::Write;
 use std::path::Path;
@@ -141,7 +141,7 @@ pub fn to_json(result: &RunResult, detailed: bool) -> Value {
     Value::Object(top)
 }
 
-/// Statistics that `vllm bench serve` does not have; not read back.
+/// Statistics that `vllm bench serve` does not have. They are only written, not read back.
 pub fn summary(result: &RunResult) -> Value {
     let whole = Metrics::of(result);
     let mut map = slices::slice_json(&whole, result);
@@ -189,7 +189,7 @@ fn list(result: &RunResult, of: impl Fn(&Record) -> Value) -> Value {
     Value::Array(result.requests.iter().map(of).collect())
 }
 
-/// The arrays of every file.
+/// The arrays that every file has, even without `--save-detailed`.
 pub fn brief_arrays(result: &RunResult) -> Map<String, Value> {
     [
         ("latencies", list(result, |record| json!(record.latency))),
@@ -383,8 +383,8 @@ mod tests {
         assert!(json.get("mean_e2el_ms").is_none());
     }
 
-    /// The expected keys: all that vLLM 0.32 removes without `--save-detailed`, and all that it
-    /// keeps.
+    /// The expected keys are the arrays that vLLM 0.32 removes without `--save-detailed`, and the
+    /// arrays that it keeps.
     #[test]
     fn arrays_of_single_requests_are_those_of_vllm() {
         let mut result = result();

@@ -14,10 +14,10 @@
 //! If a server sends no usage and no tokenizer counts the text, output tokens, their rates and TPOT
 //! are unknown: chunks do not count as tokens.
 //!
-//! Rates divide by the duration of the whole run, including ramp-up and drain. Goodput counts
-//! completed requests that met all objectives. Peaks count completed requests in seconds from the
-//! first send: token *events*, and requests in flight during any part of a second, which may be
-//! more than at any one time.
+//! Rates are numbers divided by the duration of the whole run, including ramp-up and drain. Goodput
+//! counts completed requests that met all objectives. Peaks are the most token *events* in one
+//! second, and the most requests in flight during any part of a second, which may be more than at
+//! any one time. Only completed requests count, in seconds from the first send.
 
 use crate::result::record::{Outcome, Record, RunConfig, RunResult, Slo};
 use sluice_core::stats::percentile;
@@ -58,7 +58,7 @@ impl Distribution {
         self.mean
     }
 
-    /// The standard deviation, dividing by n.
+    /// The standard deviation, with the divisor n.
     pub fn std(&self) -> f64 {
         self.std
     }
@@ -87,7 +87,7 @@ impl Distribution {
 /// The statistics of a set of requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// Seconds by which rates divide.
+    /// Duration by which numbers are divided for rates, seconds.
     pub duration: f64,
     /// Requests sent.
     pub sent: u64,
@@ -97,7 +97,7 @@ pub struct Metrics {
     pub failed: u64,
     /// Requests that the client abandoned on purpose.
     pub left: u64,
-    /// Requests in flight when the run was ended early.
+    /// Requests that were in flight when the run was ended early.
     pub unfinished: u64,
     /// Completed requests that met all objectives.
     pub good: u64,
@@ -118,13 +118,13 @@ pub struct Metrics {
     pub tpot: Distribution,
     /// Gaps between token events.
     pub itl: Distribution,
-    /// Sent to last token.
+    /// Time from sending to the last token.
     pub e2el: Distribution,
     /// Waits for `--max-concurrency`.
     pub client_queue: Distribution,
-    /// Waits in the gateway's queue, if it reported them.
+    /// Waits in the gateway's queue, if the gateway reported them.
     pub queue_wait: Distribution,
-    /// How late this client sent requests, including failed ones.
+    /// How late this client sent requests, including requests that failed.
     pub lag: Distribution,
     /// The most token events in one second.
     pub peak_tokens: f64,
@@ -189,7 +189,8 @@ impl Metrics {
         Self { ttft, tpot, itl, e2el, client_queue, queue_wait, lag, ..metrics }
     }
 
-    /// The measure called `ttft`, `tpot`, `itl` or `e2el`; `None` also for an unknown TPOT.
+    /// The measure called `ttft`, `tpot`, `itl` or `e2el`. `None` for another name, and for TPOT if
+    /// it is unknown.
     pub fn measure(&self, name: &str) -> Option<&Distribution> {
         match name {
             "ttft" => Some(&self.ttft),
@@ -225,7 +226,7 @@ impl Metrics {
         (self.uncounted == 0).then_some(self.peak_tokens)
     }
 
-    /// Requests by which the server is judged: completed and failed ones.
+    /// Requests by which the server is judged, which are completed and failed requests.
     pub fn judged(&self) -> u64 {
         self.completed + self.failed
     }

@@ -8,7 +8,8 @@
 //! request starts when it is sent, after any wait for `--max-concurrency`, as in `vllm bench
 //! serve`. Earlier times are separate fields (`due`, `queued`).
 //!
-//! Bounds: about 300 bytes a request, 8 for each gap between tokens, and the texts, if kept.
+//! Bounds: about 300 bytes for each request, 8 for each gap between tokens, and the texts if they
+//! are kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,9 +25,10 @@ pub struct RunResult {
     pub started_at: String,
     /// The configuration of the run.
     pub config: RunConfig,
-    /// Seconds until the last request ended, by which rates divide.
+    /// Seconds until the last request ended. Rates are numbers divided by this.
     pub duration: f64,
-    /// Whether the run was ended early (Ctrl-C) and covers the time until then.
+    /// Whether the run was ended early (Ctrl-C), so that the result covers only the time until
+    /// then.
     pub partial: bool,
     /// One record for each request that was sent, in the order of the workload.
     pub requests: Vec<Record>,
@@ -61,7 +63,7 @@ pub struct RunConfig {
     pub model: String,
     /// Path or name of the tokenizer that counts tokens; `None` if unknown.
     pub tokenizer: Option<String>,
-    /// Requested number of requests; 0 if a duration was given.
+    /// Number of requests that the user set; 0 if the user set a duration.
     pub num_prompts: u64,
     /// Source of the prompts: `random`, `sharegpt`, ...
     pub dataset: String,
@@ -127,7 +129,7 @@ pub struct ClassConfig {
     /// Prompt lengths in tokens, as on the command line (`200`, `100-2000`); empty for a file.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub prompt: String,
-    /// Output lengths, likewise.
+    /// Output lengths, written in the same way.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub output: String,
     /// The shared prefix in words; empty: none.
@@ -151,9 +153,9 @@ pub struct GatewayClass {
 pub struct Slo {
     /// Time to first token.
     pub ttft: Option<f64>,
-    /// Time per output token. A response of one token has none, and meets any bound.
+    /// Time per output token. A response of one token has no TPOT, and meets any bound.
     pub tpot: Option<f64>,
-    /// Start to last token.
+    /// Time from the start to the last token.
     pub e2el: Option<f64>,
 }
 
@@ -177,7 +179,7 @@ pub struct Record {
     /// When the request should have been sent; `None` in a closed loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due: Option<f64>,
-    /// Wait in this process for `max_concurrency`.
+    /// Time for which the request waited in this process for `max_concurrency`.
     #[serde(skip_serializing_if = "is_zero")]
     pub queued: f64,
     /// When the request was sent.
@@ -186,22 +188,22 @@ pub struct Record {
     pub ended: f64,
     /// The outcome.
     pub outcome: Outcome,
-    /// Prompt tokens by the server's usage, otherwise as requested.
+    /// Prompt tokens that the server reported, otherwise the requested number.
     pub prompt_tokens: u64,
     /// Prompt tokens found in the prefix cache, if the server reports them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
-    /// Requested tokens of a generated prompt, if the server counted another number.
+    /// Tokens that a generated prompt was meant to have, if the server counted another number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub asked_tokens: Option<u64>,
-    /// Output tokens by the server's usage, otherwise by a tokenizer.
+    /// Output tokens that the server reported, otherwise counted by a tokenizer.
     pub output_tokens: Option<u64>,
     /// Whether a tokenizer counted the output tokens.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub output_counted: bool,
-    /// Sent to first token event; 0 if there was none.
+    /// Time from sending to the first token event; 0 if there was no token event.
     pub ttft: f64,
-    /// Sent to last token event; 0 if there was none.
+    /// Time from sending to the last token event; 0 if there was no token event.
     pub latency: f64,
     /// Gaps between token events.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -229,7 +231,7 @@ pub struct Record {
 pub enum Outcome {
     /// A complete response.
     Completed,
-    /// No complete response, with the reason: `status 503`, `stream cut`, ...
+    /// The response was not complete, for this reason: `status 503`, `stream cut`, ...
     Failed(Arc<str>),
     /// The client left as the workload specified: neither a success nor a failure.
     Left,
@@ -238,7 +240,7 @@ pub enum Outcome {
     Unfinished,
 }
 
-/// One server, from `/metrics`: differences over the run, and peaks of the samples.
+/// One server, from `/metrics`: growth of counters over the run, and peaks of the samples.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerSide {
@@ -286,7 +288,7 @@ pub struct ClientHealth {
     pub cpu_seconds: f64,
     /// Cores that the process may use.
     pub cores: u32,
-    /// P99 lag of the timers, seconds.
+    /// P99 of the lag of the timers, seconds.
     pub lag_p99: f64,
     /// The largest lag of a timer, seconds.
     pub lag_max: f64,
@@ -303,7 +305,7 @@ impl Record {
         matches!(self.outcome, Outcome::Failed(_))
     }
 
-    /// (latency - ttft) / (output tokens - 1), if completed with more than one token.
+    /// (latency - ttft) / (output tokens - 1), if the request completed with more than one token.
     pub fn tpot(&self) -> Option<f64> {
         let tokens = self.output_tokens.filter(|tokens| self.is_completed() && *tokens > 1)?;
         Some((self.latency - self.ttft) / (tokens - 1) as f64)
@@ -314,12 +316,12 @@ impl Record {
         self.is_completed() && self.output_tokens.is_none()
     }
 
-    /// Requested prompt tokens.
+    /// Tokens that the prompt was meant to have.
     pub fn asked(&self) -> u64 {
         self.asked_tokens.unwrap_or(self.prompt_tokens)
     }
 
-    /// TPOT as objectives judge it: 0 for one token, infinite if unknown.
+    /// TPOT as it is compared with an objective: 0 for one token, infinite if unknown.
     fn judged_tpot(&self) -> f64 {
         if self.is_uncounted() { f64::INFINITY } else { self.tpot().unwrap_or(0.0) }
     }
@@ -346,8 +348,8 @@ impl Record {
 }
 
 impl Record {
-    /// The largest ratio of a measure to the bound, counted from the due time; infinite unless
-    /// completed.
+    /// The largest ratio of a measure to the bound, counted from the due time; infinite if the
+    /// request did not complete.
     pub fn slo_ratio(&self, slo: &Slo) -> f64 {
         if !self.is_completed() {
             return f64::INFINITY;
@@ -386,7 +388,7 @@ impl Slo {
 }
 
 impl RunConfig {
-    /// The objectives of a class, otherwise of the run.
+    /// The objectives of a class, or if it has none, of the run.
     pub fn slo_of(&self, class: u32) -> &Slo {
         self.classes.get(class as usize).map(|class| &class.slo).filter(|slo| !slo.is_empty()).unwrap_or(&self.slo)
     }

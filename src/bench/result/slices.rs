@@ -1,10 +1,11 @@
 //! Statistics of slices of a run: the requests of one class, adapter, pool, backend or arm.
 //!
-//! Classes are the gateway's (`[[class]]`, set by [`divide`]), otherwise the classes of the load.
+//! The classes are the gateway's (`[[class]]`) if [`divide`] has set them, otherwise the classes of
+//! the load.
 //!
-//! Rates of a slice divide by the duration of the whole run, so the rates of all slices add up to
-//! the rate of the run. Load classes with the same name form one slice, in which each request is
-//! judged by the objectives of the load class.
+//! Rates of a slice are numbers divided by the duration of the whole run, so the rates of all
+//! slices add up to the rate of the run. Load classes with the same name form one slice, in which
+//! each request is judged by the objectives of the load class.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ use sluice_core::stats::{Estimate, proportion};
 /// The property by which a run is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceBy {
-    /// The gateway's classes, otherwise the load's.
+    /// The gateway's classes, or if there are none, the load's.
     Class,
     /// The load's classes.
     Load,
@@ -35,8 +36,8 @@ pub enum SliceBy {
 impl SliceBy {
     const ALL: [Self; 6] = [Self::Class, Self::Load, Self::Adapter, Self::Pool, Self::Backend, Self::Arm];
 
-    /// The properties by which a report on `result` is divided, without [`Self::Load`] if the
-    /// load's classes are the gateway's.
+    /// The properties by which a report on `result` is divided. [`Self::Load`] is left out if it
+    /// would give the same slices as [`Self::Class`].
     pub fn shown(result: &RunResult) -> impl Iterator<Item = Self> {
         let differs = |record: &Record| Self::Class.of(record, result) != Self::Load.of(record, result);
         let has_both = result.config.classes.len() > 1 && result.requests.iter().any(differs);
@@ -65,7 +66,8 @@ impl SliceBy {
         self.of(record, result).map(|(_, name)| name)
     }
 
-    /// The names of the slices that have a counting request, in the order of reports.
+    /// The names of the slices that have a request for which `counts` is true, in the order of
+    /// reports.
     pub fn names(self, result: &RunResult, counts: impl Fn(&Record) -> bool) -> Vec<&str> {
         let counted = result.requests.iter().filter(|record| counts(record));
         let slices: BTreeSet<_> = counted.filter_map(|record| self.of(record, result)).collect();
@@ -145,7 +147,8 @@ pub fn failures(result: &RunResult) -> BTreeMap<&str, u64> {
 /// Confidence of the interval of [`attainment`].
 pub const CONFIDENCE: f64 = 0.95;
 
-/// The share of requests that met their objectives. The interval accounts for clusters of misses.
+/// The share of requests that met their objectives. The interval is wider if misses come in
+/// clusters.
 pub fn attainment(metrics: &Metrics) -> Estimate {
     let (hits, latencies): (Vec<bool>, Vec<f64>) = metrics.judgements.iter().copied().unzip();
     proportion::of_series_with(&hits, &latencies, CONFIDENCE)

@@ -1,4 +1,4 @@
-//! The part of a run in which the load was steady, with statistics.
+//! The part of a run in which the load was steady, and the statistics of that part.
 //!
 //! Rates over a whole run include ramp-up and drain. So a window is cut out:
 //!
@@ -8,16 +8,16 @@
 //!   with x the mean requests in flight in n = [`SLOTS`] slots, it is the slot d in the first half
 //!   that minimises sum((x_i - mean_d)^2) / (n - d)^2 over the slots from d on.
 //!
-//! Rates count completions and output tokens in the window (`vllm-rs` counts chunks); latencies are
-//! of requests sent in it. If requests in flight keep growing, latencies depend on the length of
-//! the run; a warning says so.
+//! Rates count completions and output tokens in the window, where `vllm-rs` counts chunks.
+//! Latencies are of requests sent in the window. If the number of requests in flight keeps growing,
+//! latencies depend on the length of the run, and a warning says so.
 
 use serde::{Deserialize, Serialize};
 
 use crate::result::metrics::{Distribution, Metrics};
 use crate::result::record::{Record, RunConfig, RunResult};
 
-/// Share of the concurrency that must be in flight.
+/// Share of the concurrency that must be in flight in the window.
 pub const THRESHOLD: f64 = 0.95;
 /// Slots over which requests in flight of an open loop are averaged.
 pub const SLOTS: usize = 100;
@@ -49,7 +49,7 @@ pub struct Window {
     pub warning: Option<String>,
 }
 
-/// The statistics of a steady window.
+/// The steady window of a run, with statistics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Steady {
     /// The window.
@@ -65,8 +65,9 @@ pub struct Steady {
     pub metrics: Metrics,
 }
 
-/// The steady window of a run; `None` for recorded and changing rates. (Over the whole run, N
-/// requests at rate r to a perfect server only give a throughput of N / (N/r + last latency).)
+/// The steady window of a run; `None` for recorded and changing rates. (Measured over the whole
+/// run, N requests at rate r to a perfect server have a throughput of only N / (N/r + last
+/// latency).)
 pub fn steady(result: &RunResult) -> Option<Steady> {
     let changes = changes(&result.requests);
     let closed = result.config.max_concurrency.filter(|_| is_closed(&result.config));
@@ -79,7 +80,7 @@ pub fn steady(result: &RunResult) -> Option<Steady> {
     if length <= 0.0 {
         return None;
     }
-    // In a closed loop, the window ends when the load falls, so the end is outside. In an open
+    // In a closed loop, the window ends when the load falls, so that moment is outside. In an open
     // loop, it ends with a send, which is inside.
     let inside = |moment: f64| start <= moment && (moment < end || (closed.is_none() && moment <= end));
     let completed = || result.requests.iter().filter(|record| record.is_completed());
@@ -131,7 +132,8 @@ pub fn growth(result: &RunResult) -> Option<(f64, f64)> {
     let levels = levels(&changes, start, end);
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len().max(1) as f64;
     let (first, last) = (mean(&levels[..SLOTS / 3]), mean(&levels[SLOTS - SLOTS / 3..]));
-    // Grown by half or more, and by five standard deviations of a Poisson distribution.
+    // The mean must grow by more than half, and by more than five standard deviations of a Poisson
+    // distribution.
     let grown = third > 0.0 && last > first * 1.5 && last - first > 5.0 * first.max(1.0).sqrt();
     grown.then_some((first, last))
 }
@@ -141,8 +143,8 @@ pub fn changes(requests: &[Record]) -> Vec<(f64, i64)> {
     let mut changes: Vec<(f64, i64)> = Vec::with_capacity(requests.len() * 2);
     for record in requests {
         changes.push((record.sent, 1));
-        // The next request of a closed loop is sent just after the last token, before the stream
-        // ends.
+        // A completed request ends with the last token, because a closed loop sends the next
+        // request just after it, before the stream ends.
         let end = if record.is_completed() { record.sent + record.latency } else { record.ended };
         changes.push((end.max(record.sent), -1));
     }
@@ -241,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_closed_loop_is_steady_while_its_streams_are_busy() {
-        // Streams 0 to 4 and 1 to 5 overlap; the third is nearly alone.
+        // The streams from second 0 to 4 and from 1 to 5 overlap; the third is nearly alone.
         let requests = vec![record(0, 0.0, 4.0), record(1, 1.0, 4.0), record(2, 4.5, 2.0)];
         let result = run(requests, RunConfig { max_concurrency: Some(2), ..RunConfig::default() });
         let steady = steady(&result).unwrap();
@@ -302,8 +304,8 @@ mod tests {
     }
 
     /// A run of `vllm-rs bench serve` 0.33.0 with a concurrency of 8. That tool counts requests in
-    /// flight during the run, so the ends of the window differ by microseconds. It counts chunks:
-    /// 14 held two tokens.
+    /// flight during the run, so the ends of the window differ by microseconds. It counts chunks,
+    /// of which 14 held two tokens.
     #[test]
     fn the_window_of_a_closed_loop_is_that_of_vllm_rs() {
         let text = include_bytes!("../../../tests/golden/bench_closed_loop.json");

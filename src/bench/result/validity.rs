@@ -1,20 +1,20 @@
 //! Warnings about a run whose figures mislead.
 //!
-//! The load generator was the limit and measured its own delays, the server did not keep up, or the
-//! run was too short.
+//! There are three kinds: the load generator was the limit and measured its own delays, the server
+//! did not keep up, or the run was too short.
 //!
-//! If nothing completed, the server was the limit, so the client gets no warning. Results are not
-//! corrected.
+//! If no request completed, the server was the limit, so there is no warning about the client.
+//! Results are not corrected.
 
 use crate::result::metrics::Distribution;
 use crate::result::record::{Outcome, Record, RunResult};
 use crate::result::steady;
 
-/// Least sent share of the scheduled rate without a warning.
+/// Smallest share of the scheduled rate that must be sent; below it there is a warning.
 pub const MIN_DELIVERED: f64 = 0.98;
-/// Largest P99 lag of requests without a warning, seconds.
+/// Largest P99 of the lag of requests without a warning, seconds.
 pub const MAX_REQUEST_LAG: f64 = 0.005;
-/// Largest P99 lag of timers without a warning, seconds.
+/// Largest P99 of the lag of timers without a warning, seconds.
 pub const MAX_TIMER_LAG: f64 = 0.005;
 /// Largest share of the machine's CPU time without a warning.
 pub const MAX_CPU: f64 = 0.85;

@@ -1,7 +1,7 @@
 //! Statistics as JSON, under the keys of `vllm bench serve`.
 //!
-//! Latencies are in milliseconds; values that depend on unknown output tokens are null. `file` has
-//! the arrays of single requests.
+//! Latencies are in milliseconds; values that depend on unknown output tokens are null. The arrays
+//! with a value for each request are in `file`.
 
 use serde_json::{Map, Value, json};
 

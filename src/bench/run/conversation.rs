@@ -10,7 +10,7 @@ use crate::load::session::Sessions;
 use crate::result::record::Record;
 use crate::run::sender::RequestSender;
 
-/// The first turn is due at `due`; `None`: at once.
+/// Runs a conversation whose first turn is due at `due`, or without it at once.
 pub(super) async fn run_conversation(
     sender: &RequestSender,
     sessions: &Sessions,

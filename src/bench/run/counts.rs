@@ -1,14 +1,14 @@
-//! Warns about misleading token counts: prompts of another length than requested, output without
-//! usage.
+//! Warns about misleading token counts: prompts of another length than requested, and responses
+//! without usage.
 //!
-//! A server that counts the tokens of generated prompts differently gets another load. Bounds: one
-//! sentence about the class with the largest difference.
+//! A server that counts the tokens of generated prompts differently gets another load. Bounds:
+//! there is only one sentence about lengths, for the class with the largest difference.
 
 use crate::load::body::PromptTokens;
 use crate::result::record::{Record, RunResult};
 use crate::run::plan::RunPlan;
 
-/// Largest relative difference without a warning.
+/// Largest relative difference of prompt lengths without a warning.
 const MAX_DIFFERENCE: f64 = 0.05;
 
 pub(super) fn warnings(result: &RunResult, plan: &RunPlan) -> Vec<String> {

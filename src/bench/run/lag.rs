@@ -2,9 +2,10 @@
 //!
 //! A task sleeps for [`PERIOD`] again and again and records how late it wakes up. Above 1 ms, the
 //! resolution of tokio's timers, the machine was busy, and every measured time may be too long by
-//! that amount. CPU time is of the whole process; in the demo it includes engines and gateway.
+//! that amount. CPU time is measured for the whole process; in the demo it includes engines and
+//! gateway.
 //!
-//! Bounds: 8 bytes for each of [`MAX_TICKS`] ticks; later ticks count for the maximum only.
+//! Bounds: 8 bytes for each of [`MAX_TICKS`] ticks. Later ticks count only for the maximum.
 
 use std::time::Duration;
 
@@ -80,7 +81,7 @@ mod tests {
     async fn a_thread_that_is_held_up_shows_in_the_lag() {
         let monitor = LagMonitor::start();
         tokio::time::sleep(PERIOD * 3).await;
-        // The runtime has one thread, so nothing else runs meanwhile.
+        // The runtime has one thread, so this loop keeps the lag task from running.
         let busy = std::time::Instant::now();
         while busy.elapsed() < Duration::from_millis(60) {}
         tokio::time::sleep(PERIOD * 3).await;

@@ -1,7 +1,7 @@
 //! The plan of a run: the requests, their due times, and the limits on requests in flight.
 //!
-//! The schedule follows from the plan and the workload's seed. Connections are opened and prompts
-//! built before the clock starts, so the plan estimates how long that takes.
+//! The schedule follows from the plan and the workload's seed. Before the clock starts, connections
+//! are opened and the first prompts are built, so the plan estimates how long that takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +31,10 @@ pub struct RunPlan {
     pub arrival: Arrival,
     /// How many requests, or for how long.
     pub extent: Extent,
-    /// This process's limit on requests in flight. Waiting for it is lag of the client.
+    /// This process's limit on requests in flight. Time for which a request waits for it is lag of
+    /// the client.
     pub max_in_flight: usize,
-    /// The user's limit (`--max-concurrency`). Waiting for it is `queued`.
+    /// The user's limit (`--max-concurrency`). Time for which a request waits for it is `queued`.
     pub max_concurrency: Option<u32>,
     /// Settings of conversations; `None`: single requests.
     pub sessions: Option<Sessions>,

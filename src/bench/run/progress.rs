@@ -1,8 +1,8 @@
 //! The progress of a run, and the way to stop it.
 //!
 //! A progress line shows sent, ended and failed requests, and recent statistics. An observer sees
-//! each request when it is sent and when it ends. Bounds: [`RECENT`], which shortens the window at
-//! high rates.
+//! each request when it is sent and when it ends. Bounds: [`RECENT`] requests in the window, which
+//! is therefore shorter at high rates.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,9 +15,9 @@ use tokio_util::sync::CancellationToken;
 use crate::result::metrics::Distribution;
 use crate::result::record::Record;
 
-/// The window of the recent rate and TTFT.
+/// Length of the window for the recent rate and TTFT.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// The most ended requests in the window.
+/// The most ended requests that the window keeps.
 pub const RECENT: usize = 8_192;
 
 /// Counts that may be read during a run.
@@ -63,7 +63,7 @@ impl From<&Record> for InFlight {
     }
 }
 
-/// The task that sends the request calls it, so it must be fast.
+/// A function that sees each event. The task that sends the request calls it, so it must be fast.
 #[derive(Default)]
 struct Observer(Option<Box<ObserverFn>>);
 
@@ -85,7 +85,7 @@ pub struct RecentStats {
 }
 
 impl Progress {
-    /// A progress that calls `observer` for each event.
+    /// A new progress that calls `observer` for each event.
     pub fn with_observer(observer: impl Fn(RequestEvent<'_>) + Send + Sync + 'static) -> Self {
         Self { observer: Observer(Some(Box::new(observer))), ..Self::default() }
     }
@@ -137,7 +137,7 @@ impl Progress {
         recent.iter().filter(|(at, _)| now - *at <= WINDOW).filter_map(|(_, ttft)| *ttft).collect()
     }
 
-    /// The statistics of the last [`WINDOW`] of a run of age `since`.
+    /// The statistics of the last [`WINDOW`] of a run that began `since` ago.
     pub fn now(&self, since: Duration) -> RecentStats {
         let mut recent = self.recent.lock();
         let (now, full) = (Instant::now(), recent.len() == RECENT);

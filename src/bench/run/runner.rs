@@ -2,14 +2,14 @@
 //!
 //! Open loop: each request has a task, which starts `RunPlan::lead` before the due time, so that
 //! even a long prompt is built in time. Closed loop: each request in flight has a task, which
-//! builds the next request and sends it when the last has ended. With sessions, the tasks send
-//! conversations.
+//! builds the next request meanwhile and sends it when the present one has ended. With sessions,
+//! the tasks send conversations.
 //!
 //! A run lasts until the last request has ended, as in `vllm bench serve`. A stopped run abandons
 //! the requests in flight and returns the records so far. Dropping the future of [`run`] ends all
 //! requests.
 //!
-//! Connections are opened in advance, a few at a time: hundreds at once would overflow the server's
+//! Connections are opened in advance, a few at a time. Hundreds at once would overflow the server's
 //! accept queue, and the kernel's retry after a second would count as TTFT.
 
 use std::pin::Pin;
@@ -149,7 +149,7 @@ async fn closed_loop(sender: &RequestSender, concurrency: u32) -> Result<Vec<Rec
     Ok(records)
 }
 
-/// The request numbers of a closed loop, until `count` or `end`.
+/// Gives out the request numbers of a closed loop, below `count` and until the time `end`.
 struct RequestNumbers {
     next: AtomicU64,
     count: u64,

@@ -1,10 +1,10 @@
 //! Reads the `/metrics` of the servers before, during and after a run.
 //!
 //! Differences of counters over the run give the hit rate of the prefix cache and the preemptions.
-//! Samples give the usage of the KV cache and the running and waiting requests; their peaks are
-//! lower bounds. A server whose first page cannot be read, or is not vLLM's, is not sampled.
+//! Samples give the usage of the KV cache and the running and waiting requests. The true peaks may
+//! be higher. A server whose first page cannot be read, or is not vLLM's, is not sampled.
 //!
-//! Bounds: [`MAX_SAMPLES`]; later samples count for the peaks only.
+//! Bounds: at most [`MAX_SAMPLES`] samples are kept; later samples count only for the peaks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,7 +83,7 @@ impl Scraper {
 }
 
 async fn scrape_periodically(server: Arc<ScrapedServer>, start: Instant) {
-    // The start may be in the future, while prompts are built.
+    // The start may be in the future, because prompts are still being built.
     tokio::time::sleep_until(start).await;
     let mut pause = FIRST;
     loop {
@@ -116,7 +116,7 @@ impl ServerHistory {
 
     fn side(&self) -> ServerSide {
         let (before, after) = (&self.before, &self.last);
-        // A counter that went down belongs to a restarted server.
+        // A counter went down only if the server restarted, and then began at 0.
         let grown = |before: f64, after: f64| if after < before { after } else { after - before };
         ServerSide {
             prefix_queries: grown(before.prefix_queries, after.prefix_queries),

@@ -1,8 +1,8 @@
 //! Sends one request of a run and turns the response into a record.
 //!
 //! The record has the due time and the wait for `max_concurrency`, so the lag of the client is
-//! visible. Prompts are built on blocking threads, so that a long one delays no timing. A failed
-//! request is not retried.
+//! visible. Prompts are built on blocking threads, so that building a long prompt delays no timer.
+//! A failed request is not retried.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +72,8 @@ impl RequestSender {
         }
     }
 
-    /// `None` if the run is stopped before the request is due and `max_concurrency` allows it.
+    /// Sends the request when it is due. `None` if the run is stopped before the request could be
+    /// sent.
     pub(super) async fn send(
         &self,
         ordinal: u64,
@@ -106,7 +107,7 @@ impl RequestSender {
         self.progress.record_ended(ttft, failed);
         let mut record = self.new_record(ordinal, &request, due, sent);
         record.queued = slot.waited.as_secs_f64();
-        // Others may send while the tokens are counted.
+        // Another request may be sent while the tokens of this one are counted.
         drop(slot);
         if let Exchange::Completed(timing) = &mut exchange {
             record.output_counted = self.count_output(timing).await;
@@ -118,7 +119,7 @@ impl RequestSender {
         Some(SentRequest { record, text })
     }
 
-    /// Returns whether it counted output tokens.
+    /// Counts the output tokens if the response has no usage. Returns whether it did.
     async fn count_output(&self, timing: &mut Timing) -> bool {
         let (None, Some(counter), Some(texts)) = (timing.output_tokens, &self.plan.counter, &mut timing.texts) else {
             return false;
@@ -133,7 +134,7 @@ impl RequestSender {
         true
     }
 
-    /// `None` if the run is stopped before `max_concurrency` allows a request.
+    /// Waits until `max_concurrency` allows a request. `None` if the run is stopped before.
     async fn acquire_slot(&self, due: Option<Instant>) -> Option<Slot> {
         let Some(limit) = &self.limit else { return Some(Slot { _permit: None, waited: Duration::ZERO }) };
         if let Ok(permit) = limit.clone().try_acquire_owned() {
@@ -169,7 +170,7 @@ fn fill_routing(record: &mut Record, routing: RoutingInfo) {
     record.queue_wait = routing.queue.map(|queue| queue.as_secs_f64());
 }
 
-/// Returns the response's text.
+/// Sets the record's outcome. Returns the response's text.
 fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Option<String> {
     match exchange {
         Exchange::Abandoned => record.outcome = Outcome::Unfinished,
@@ -191,7 +192,7 @@ fn fill_outcome(record: &mut Record, exchange: Exchange, generated: bool) -> Opt
     None
 }
 
-/// Tasks are never cancelled, so an error is a panic, which is resumed.
+/// A task's value. Tasks are never cancelled, so an error is a panic, which is resumed.
 pub(super) fn join<T>(ended: Result<T, JoinError>) -> T {
     match ended {
         Ok(value) => value,

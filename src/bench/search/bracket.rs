@@ -1,16 +1,17 @@
-//! The coarse phase: starting at a given rate, it goes up or down until one rate holds and a higher
-//! one fails. Then it tries the geometric middle until the bracket is narrow.
+//! The coarse phase of the search: from a given rate, it goes up or down until one rate holds and a
+//! higher one fails. Then it tries the geometric middle of the two until the bracket is narrow.
 //!
 //! Short trials may be wrong by a few percent near the boundary, so the bracket is not narrowed
-//! below [`COARSE`]. Bounds: the search gives up at [`GIVE_UP`] of the rate of single requests.
+//! below [`COARSE`]. Bounds: the search gives up if even [`GIVE_UP`] of the rate of single requests
+//! fails.
 
 use super::trial::TrialVerdict;
 
 /// Ratio of the ends of a narrow bracket.
 pub(super) const COARSE: f64 = 1.15;
-/// Growth of the rate until it fails.
+/// Factor by which the rate goes up while it holds.
 const UP: f64 = 1.4;
-/// Largest fall of the rate until it holds.
+/// Largest divisor by which the rate goes down after it failed.
 const DOWN: f64 = 4.0;
 const GIVE_UP: f64 = 1.0 / 16.0;
 
@@ -24,18 +25,18 @@ pub(super) struct Bracket {
 }
 
 impl Bracket {
-    /// Starts at the rate `first`; both are above 0.
+    /// A bracket that starts at the rate `first`. Both rates are above 0.
     pub(super) fn new(one_stream: f64, first: f64) -> Self {
         Self { low: None, high: None, one_stream, first }
     }
 
-    /// `None` if the bracket is narrow enough or the search gives up.
+    /// The rate of the next trial. `None` if the bracket is narrow enough or the search gives up.
     pub(super) fn next(&self) -> Option<f64> {
         match (self.low, self.high) {
             (None, None) => Some(self.first),
             (Some(low), None) => Some(low * UP),
             (None, Some(high)) => {
-                // Single requests meet the objectives: their rate is the lower end.
+                // Single requests meet the objectives, so `one_stream` is used as the lower end.
                 let rate = (self.one_stream * high).sqrt().clamp(high / DOWN, high / 1.3);
                 (!self.is_hopeless()).then_some(rate)
             }

@@ -1,42 +1,45 @@
 //! Estimates the boundary from all trials: the share of misses as a function of the rate.
 //!
-//! One trial is not enough: 3,000 requests with 1 % of misses, in clusters, give the boundary to
-//! within 5 %. Near it, the odds of a miss are assumed to grow as a power b of the rate r:
+//! One trial is not enough, because 3,000 requests with 1 % of misses, in clusters, give the
+//! boundary only to within 5 %. Near the boundary, the odds of a miss are assumed to grow as a
+//! power b of the rate r:
 //!
 //! ```text
 //! ln(m / (1 - m)) = ln(a / (1 - a)) + b ln(r / r*)        m: share of misses, a: the allowed share
 //! ```
 //!
-//! Unknown are the boundary r* and the steepness b (10 if attainment falls slowly, hundreds if at
-//! once). Pairs on a grid are weighted by likelihood, which also holds for trials that ended early.
-//! The distribution of r* gives the next rate, the end of the search, and the safety margin.
+//! Unknown are the boundary r* and the steepness b, which is 10 if attainment falls slowly, and
+//! hundreds if it falls at once. Pairs of both on a grid are weighted by likelihood, which is valid
+//! even if trials ended early. The distribution of r* gives the next rate, the end of the search,
+//! and the safety margin.
 //!
-//! Because of the clusters, the log-likelihood is divided by the dispersion phi (quasi-likelihood;
-//! McCullagh and Nelder, 9.2): Pearson's statistic per degree of freedom at the best pair, with few
-//! trials at least the mean design effect inside them, inflated for the few degrees of freedom.
-//! Some misses occur at any rate ([`BACKGROUND`]), so a miss far below the boundary has little
-//! weight.
+//! Because misses come in clusters, the log-likelihood is divided by the dispersion phi
+//! (quasi-likelihood; McCullagh and Nelder, 9.2). phi is Pearson's statistic per degree of freedom
+//! at the best pair, with few trials at least the mean design effect inside them. It is inflated
+//! for the few degrees of freedom. Some misses occur at any rate ([`BACKGROUND`]), so a miss far
+//! below the boundary has little weight.
 
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::Dependence;
 
 pub(super) const CONFIDENCE: f64 = 0.9;
-/// Steepnesses b: from 4 by factors of 1.5 to 500.
+/// Number of steepnesses b on the grid, from 4 by factors of 1.5 to 500.
 const SLOPES: usize = 13;
 const GENTLEST: f64 = 4.0;
 const SLOPE_STEP: f64 = 1.5;
-/// Step of ln r*.
+/// Step of ln r* on the grid.
 const STEP: f64 = 0.004;
 /// The grid extends this far beyond the tried rates, in ln r.
 const REACH: f64 = 0.12;
 /// Shares of misses count as at most this multiple of the allowed share, because the model holds
 /// only near the boundary.
 const LOCAL: f64 = 20.0;
-/// Misses at any rate, as a share of the allowed ones.
+/// Share of misses that occurs at any rate, as a part of the allowed share.
 const BACKGROUND: f64 = 0.05;
-/// Trials below this share of the highest rate say little and would lengthen the grid.
+/// Trials below this share of the highest rate are not used, because they say little and would
+/// lengthen the grid.
 const NEAR: f64 = 0.5;
-/// Degrees of freedom from which Pearson's statistic is used alone.
+/// Degrees of freedom from which Pearson's statistic is used without the design effect.
 const TRUSTED: f64 = 6.0;
 
 /// The counts of one trial.
@@ -56,7 +59,7 @@ pub struct RatePoint {
 struct Cell {
     boundary: f64,
     slope: f64,
-    /// Log-likelihood while the grid is built, then the share of the likelihood.
+    /// The log-likelihood while the grid is built, later the cell's share of the whole likelihood.
     weight: f64,
 }
 
@@ -67,7 +70,7 @@ pub(super) struct Curve {
 }
 
 impl Curve {
-    /// Fits the rate with the share `allowed` of misses. `None` without points.
+    /// Fits the curve to find the rate with the share `allowed` of misses. `None` without points.
     pub(super) fn fit(points: &[RatePoint], allowed: f64) -> Option<Self> {
         let usable = |point: &&RatePoint| point.rate > 0.0 && point.requests > 0.0;
         let top = points.iter().filter(usable).map(|point| point.rate).reduce(f64::max)?;
@@ -115,7 +118,7 @@ impl Curve {
 impl RatePoint {
     fn share(&self, boundary: f64, slope: f64, allowed: f64) -> f64 {
         let odds = (logit(allowed) + slope * (self.rate.ln() - boundary)).clamp(-30.0, 30.0);
-        // Keeps logarithms finite far outside the model.
+        // The clamps keep logarithms finite far outside the range of the model.
         (1.0 / (1.0 + (-odds).exp())).clamp(BACKGROUND * allowed, 0.999)
     }
 

@@ -1,7 +1,7 @@
 //! Finds the highest rate at which the objectives hold.
 //!
-//! They hold if the *attainment*, the share of requests that meet all their objectives, stays at
-//! the target however long the load lasts. A search has five phases:
+//! The objectives hold if the *attainment*, the share of requests that meet all their objectives,
+//! stays at the target or above it however long the load lasts. A search has five phases:
 //!
 //! ```text
 //! one stream   requests one after the other; if these miss their objectives, the search ends
@@ -14,9 +14,10 @@
 //!
 //! Accuracy with 100 seeds each: with three simulated engines, 92, 95 and 99 results were within 5
 //! % of the true rate, and none had a long-run attainment more than 1 % below the target. With
-//! M/M/1 queues and objectives of 10, 40 and 200 service times, 85, 90 and 91 were within 5 %, and
-//! 0, 9 and 0 too high. A search sends 60,000 to 150,000 requests; [`SearchGoal::requests`] and
-//! [`SearchGoal::tolerance`] trade accuracy for time. Bounds: [`SearchGoal::max_trials`].
+//! M/M/1 queues and objectives of 10, 40 and 200 service times, 85, 90 and 91 results were within 5
+//! %, and 0, 9 and 0 results were too high. A search sends 60,000 to 150,000 requests;
+//! [`SearchGoal::requests`] and [`SearchGoal::tolerance`] trade accuracy for time. Bounds:
+//! [`SearchGoal::max_trials`].
 
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean, proportion};
@@ -39,15 +40,15 @@ const SAMPLES: usize = 6;
 /// Accepted probability that the attainment at the reported rate is below the target by more than
 /// the slack.
 const SLACK_RISK: f64 = 0.01;
-/// Half of the smallest overload that a sample detects: the queue must grow past the longest bound.
+/// Half of the smallest overload with which the queue grows past the longest bound during a sample.
 const UNDETECTED_OVERLOAD: f64 = 0.5 / (3.0 * SearchGoal::SPANS);
 /// Bound on the reported rate, as a share of the saturated throughput.
 const DRAIN_SHARE: f64 = 0.97;
-/// The lower end of the throughput's interval counts as at least this share of the throughput:
+/// The lower end of the throughput's interval is at least this share of the throughput, because
 /// responses of equal length end in waves, which makes the interval too wide.
 const DRAIN_LOW_LIMIT: f64 = 0.98;
 const PROOF_RESERVE: usize = 8;
-/// Rates of samples, as quantiles of the boundary: different ones, for the slope.
+/// Rates of samples, as quantiles of the boundary. They differ so that the slope can be found.
 const SAMPLE_QUANTILES: [f64; 3] = [0.5, 0.2, 0.8];
 /// Bound on the next rate after a failed proof, as a share of the failed rate.
 const STEP_DOWN: f64 = 0.985;
@@ -95,12 +96,13 @@ pub async fn resume_rate<S: SystemUnderTest>(
 pub struct TrialRecord {
     /// The report of the trial.
     pub report: TrialReport,
-    /// The counts of each group for the curve; none for a look.
+    /// The counts of each group for the curve; empty for a look.
     pub points: Vec<RatePoint>,
 }
 
 impl TrialRecord {
-    /// Rates that were written as text may differ in the last bit.
+    /// Whether load and kind are the same. Rates that were written as text may differ in the last
+    /// bit.
     fn is_of(&self, load: TrialLoad, kind: TrialKind) -> bool {
         let same = match (self.report.load, load) {
             (TrialLoad::Rate(one), TrialLoad::Rate(other)) => (one / other - 1.0).abs() < 1e-9,
@@ -129,7 +131,7 @@ struct Search<'a, S, F> {
     points: Vec<Vec<RatePoint>>,
     /// Throughput with a backlog, requests per second.
     drain_rate: f64,
-    /// The client could not deliver a rate that failed.
+    /// Whether the client could not deliver a rate that then failed.
     client_late: bool,
 }
 
@@ -170,7 +172,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let streams = self.goal.requests.max(1);
         let full = self.trial(TrialLoad::Saturated(streams), TrialKind::Sample).await?.stats.throughput;
         let most = full.value.max(one_stream);
-        // With a backlog, a trial may end without a completion. Then the throughput sets no limit.
+        // The saturated trial may end without a completion. Then the throughput sets no limit.
         if full.value > 0.0 {
             self.drain_rate = most.min(full.low.max(full.value * DRAIN_LOW_LIMIT));
         }
@@ -237,7 +239,7 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
     }
 
     async fn run_trial(&mut self, load: TrialLoad, kind: TrialKind) -> Result<TrialRecord, Stop<S::Error>> {
-        // A target of 0 never ends the first two trials, which measure throughput.
+        // The first two trials measure throughput. Their target is 0, so that no verdict ends them.
         let endless = |warmup, length| TrialRule { kind, target: 0.0, warmup, length };
         let rule = match load {
             TrialLoad::Rate(rate) => self.goal.rule(rate, kind),
@@ -250,7 +252,8 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let stats = self.system.run(&trial, &mut judge).await.map_err(Stop::System)?;
         let verdict = judge.close();
         let requests = judge.hits().len();
-        // Looks would bias the curve: their ends depend on their misses.
+        // Looks give no points, because their ends depend on their misses, which would bias the
+        // curve.
         let point = |requested: f64, group: usize| {
             let hits = judge.hits_of(group);
             RatePoint {
@@ -307,7 +310,8 @@ impl<S: SystemUnderTest, F: FnMut(&TrialRecord) -> Result<(), S::Error>> Search<
         let at = |curves: &[Curve], quantile| lowest(curves, self.allowed_misses(), quantile);
         let (low, value, high) = (at(&curves, 0.05)?, at(&curves, 0.5)?, at(&curves, 0.95)?);
         let count = self.points.iter().map(Vec::len).max().unwrap_or(0);
-        // Groups that came late have points of the last trials only.
+        // `place` counts from the last trial, because late groups have points of the last trials
+        // only.
         let without = |place: usize| {
             let rest = |points: &Vec<RatePoint>| {
                 let all = points.iter().rev().enumerate().filter(|(at, _)| *at != place);

@@ -1,5 +1,5 @@
-//! Groups of requests that are judged separately: each class and, in it, each adapter that is not
-//! rare.
+//! Groups of requests that are judged separately: in each class, the base model and each adapter
+//! that is not rare.
 //!
 //! So the search does not sacrifice a small class or adapter. Adapters with fewer than [`RARE`] of
 //! the requests form one group with the base model, because judging each of them would take too
@@ -10,14 +10,14 @@ use crate::load::workload::Workload;
 use crate::result::record::{ClassConfig, Record, Slo};
 use crate::run::progress::InFlight;
 
-/// Smallest share of the requests of an adapter that is not rare.
+/// Smallest share of the requests at which an adapter is not rare.
 pub const RARE: f64 = 0.05;
 
 /// The objectives and groups of requests.
 #[derive(Clone, Debug)]
 pub struct Groups {
     slos: Vec<Slo>,
-    /// Names class by class; empty: one group.
+    /// Names of the groups, class by class; empty if there is one group.
     names: Vec<String>,
     adapters: Vec<usize>,
 }
@@ -69,14 +69,14 @@ impl Groups {
         self.slos.iter().filter_map(|slo| slo.e2el).fold(f64::INFINITY, f64::min) / 1e3
     }
 
-    /// Records a request that has ended.
+    /// Records with `judge` a request that has ended.
     pub fn record(&self, judge: &mut Judge, record: &Record) {
         let ratio = record.slo_ratio(&self.slo(record.class));
         let due = record.due.unwrap_or(record.sent);
         judge.record_in(self.group(record.class, record.adapter), record.index as usize, due, ratio);
     }
 
-    /// Records a miss for a request in flight.
+    /// Records with `judge` a miss for a request in flight.
     pub fn miss(&self, judge: &mut Judge, request: &InFlight) {
         let group = self.group(request.class, request.adapter);
         judge.record_in(group, request.index as usize, request.due, f64::INFINITY);

@@ -1,15 +1,17 @@
 //! Decides one trial: whether the objectives hold at a rate.
 //!
-//! The *SLO ratio* of a request is the largest ratio of a measure to the bound; up to 1, objectives
-//! are met. It is infinite for a failed request, and for a request in flight that is too late.
-//! Misses are known later than hits, so requests count in the order due, once all earlier ones are
-//! known.
+//! The *SLO ratio* of a request is the largest ratio of a measure to the bound; up to 1, the
+//! objectives are met. It is infinite for a failed request, and for a request in flight that is too
+//! late. Misses become known later than hits, so a request counts only once all requests that were
+//! due earlier are known.
 //!
-//! - A **look** fails with more misses than the trial's length allows. From [`EARLIEST`] of the
-//!   length on, it holds if Wald's test prefers half the allowed misses to twice as many.
-//! - A **sample** counts misses at full length, but ends at [`HOPELESS`] times the allowed ones.
+//! - A **look** fails once it has more misses than the trial's length allows. From [`EARLIEST`] of
+//!   the length on, it holds if Wald's test decides for half the allowed share of misses against
+//!   twice that share.
+//! - A **sample** counts misses at full length, but ends at [`HOPELESS`] times the allowed misses.
 //! - A **proof** fails as a look does. At full length, it holds if the share of hits reaches the
-//!   target and SLO ratios do not grow; while they grow, it goes on, to [`MAX_EXTENSION`] lengths.
+//!   target and SLO ratios do not grow. While they grow, the proof goes on, up to [`MAX_EXTENSION`]
+//!   lengths.
 //!
 //! With *groups*, the objectives must hold in every group.
 
@@ -23,7 +25,7 @@ const EARLIEST: f64 = 0.5;
 const HOPELESS: f64 = 10.0;
 /// Both error probabilities of Wald's test.
 const LOOK_ERROR: f64 = 0.05;
-/// Keeps one stuck request from dominating a mean.
+/// Largest SLO ratio in a mean, so that no stuck request dominates it.
 const MAX_SLO_RATIO: f64 = 3.0;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,11 +37,11 @@ struct JudgedRequest {
 
 #[derive(Clone, Debug)]
 struct Group {
-    /// Known misses after the warm-up, also after unknown requests.
+    /// Known misses after the warm-up, even if earlier requests are unknown.
     misses: usize,
-    /// Requests after the warm-up and before the first unknown one; `missed`: the misses among
-    /// them.
+    /// Requests after the warm-up and before the first unknown one.
     counted: usize,
+    /// Misses among `counted`.
     missed: usize,
     wald: RatioTest,
 }
@@ -60,13 +62,13 @@ impl JudgedRequest {
 #[derive(Clone, Debug)]
 pub struct Judge {
     rule: TrialRule,
-    /// Requests in the order due; the ratio of an unknown one is NaN.
+    /// Requests in the order due. The ratio of a request that is not known yet is NaN.
     requests: Vec<JudgedRequest>,
     /// Number of requests before the first unknown one.
     known: usize,
     groups: Vec<Group>,
     verdict: Option<TrialVerdict>,
-    /// Whether misses after unknown requests decided; all known requests then count.
+    /// Whether misses after unknown requests decided the verdict. All known requests then count.
     ended_by_known_misses: bool,
 }
 
@@ -125,7 +127,8 @@ impl Judge {
         self.verdict
     }
 
-    /// Ends a trial that cannot continue: by the share of hits so far; an unfinished proof fails.
+    /// Ends a trial that cannot continue. The share of hits so far decides, but an unfinished proof
+    /// fails.
     pub fn close(&mut self) -> TrialVerdict {
         let holds = self.rule.kind != TrialKind::Proof && self.counted() > 0 && self.holds_so_far();
         *self.verdict.get_or_insert(if holds { TrialVerdict::Holds } else { TrialVerdict::Fails })
@@ -172,7 +175,8 @@ impl Judge {
         self.worst().1
     }
 
-    /// Counted requests per second, by due times: by chance a few percent from the requested rate.
+    /// Counted requests per second of due times. By chance it differs from the requested rate by a
+    /// few percent.
     pub fn rate(&self) -> Option<f64> {
         // Unknown requests in between were due as well, so they count.
         let from = self.rule.warmup;
@@ -193,7 +197,8 @@ impl Judge {
         self.groups.iter().all(holds)
     }
 
-    /// More misses than the group's share of the full length allows, by the requests so far.
+    /// Whether a group has more misses than the full length allows for the group's share of the
+    /// requests so far.
     fn has_too_many_misses(&self) -> bool {
         let times = if self.rule.kind == TrialKind::Sample { HOPELESS } else { 1.0 };
         let allowed = (1.0 - self.rule.target) * self.rule.length as f64 * times;
@@ -249,9 +254,9 @@ impl Judge {
         };
     }
 
-    /// A line fitted to SLO ratios ([`Trend`]) rises significantly, by over a quarter of their
-    /// mean. A queue that keeps growing has a long-run attainment of 0, whatever the attainment so
-    /// far.
+    /// Whether a line fitted to the SLO ratios ([`Trend`]) rises significantly, and by over a
+    /// quarter of their mean. A queue that keeps growing has a long-run attainment of 0, whatever
+    /// the attainment so far.
     pub(super) fn is_growing(&self) -> bool {
         let bounded: Vec<f64> = self.series().map(|request| request.slo_ratio.min(MAX_SLO_RATIO)).collect();
         Trend::of_series(&bounded).is_some_and(|trend| trend.is_rising() && trend.rise > trend.mean / 4.0)
@@ -279,7 +284,7 @@ mod tests {
     #[test]
     fn a_clean_look_ends_at_half_its_length_and_a_bad_one_at_the_miss_that_is_too_many() {
         assert_eq!(feed(LOOK, |_| 0.5), (Some(TrialVerdict::Holds), 510));
-        // 10 misses in 1000 are allowed; the eleventh is at the 11th request that counts.
+        // 10 misses in 1000 are allowed, and the eleventh miss is the eleventh request that counts.
         assert_eq!(feed(LOOK, |_| f64::INFINITY), (Some(TrialVerdict::Fails), 21));
         assert_eq!(feed(LOOK, |n| if (n - n.min(10)) % 50 == 0 { 2.0 } else { 0.5 }), (Some(TrialVerdict::Fails), 511));
     }
@@ -319,7 +324,7 @@ mod tests {
     #[test]
     fn a_queue_that_grows_is_not_proven_whatever_its_attainment() {
         assert_eq!(feed(PROOF, |_| 0.5), (Some(TrialVerdict::Holds), 2010));
-        // After two lengths, some have missed the objectives.
+        // After two lengths, some requests have missed the objectives.
         let (verdict, taken) = feed(PROOF, |n| 0.2 + 0.7 * n as f64 / 2010.0);
         assert_eq!(verdict, Some(TrialVerdict::Fails));
         assert!(taken > 2010, "{taken}");

@@ -24,7 +24,8 @@ use crate::run::progress::{InFlight, Progress, RequestEvent};
 use crate::run::runner::run;
 
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// Seconds after the bound at which a request is a miss; an earlier response gives the exact ratio.
+/// Seconds after the bound at which a request in flight counts as a miss. An earlier response gives
+/// the exact ratio.
 const GRACE: f64 = 0.25;
 
 /// One trial against real servers.
@@ -56,8 +57,8 @@ impl LiveTrial {
         &self.progress
     }
 
-    /// Runs the trial until `judge` has a verdict, which abandons requests in flight, or all
-    /// requests have ended.
+    /// Runs the trial until all requests have ended, or until `judge` has a verdict. Requests in
+    /// flight are then abandoned.
     ///
     /// # Errors
     /// The plan is invalid; nothing was sent.

@@ -1,6 +1,7 @@
 //! The system that a search puts under load.
 //!
-//! It is real servers, or a simulated server on virtual time. Trials run one after the other.
+//! The system consists of real servers, or of a simulated server on virtual time. Trials run one
+//! after the other.
 
 use super::judge::Judge;
 use super::trial::{Trial, TrialStats};
@@ -16,6 +17,6 @@ pub trait SystemUnderTest {
     /// abandoned.
     ///
     /// # Errors
-    /// The load could not be sent at all. A request that fails is recorded.
+    /// The load could not be sent at all. A request that fails is no such error; it is recorded.
     fn run(&mut self, trial: &Trial, judge: &mut Judge) -> impl Future<Output = Result<TrialStats, Self::Error>>;
 }

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use sluice_core::stats::{Estimate, mean};
 
-/// Least share of the due requests that must be sent for a verdict.
+/// Smallest share of the due requests that must be sent, so that a verdict counts.
 pub const DELIVERED: f64 = 0.97;
 
 /// The goal of a search, and how thorough it is.
@@ -13,7 +13,7 @@ pub const DELIVERED: f64 = 0.97;
 pub struct SearchGoal {
     /// The share of requests that must meet their objectives, in (0, 1).
     pub attainment: f64,
-    /// The long-run attainment may be below the target by this much.
+    /// Amount by which the long-run attainment may be below the target.
     pub slack: f64,
     /// The longest bound of an objective, seconds. Trials last a multiple of it, so that queues can
     /// grow.
@@ -24,8 +24,8 @@ pub struct SearchGoal {
     pub requests: usize,
     /// The most trials.
     pub max_trials: usize,
-    /// The search gives up early if the highest rate, or [`SearchResult::most`], is not above this
-    /// rate. To compare systems, give at most the other system's `most`.
+    /// The search ends early once it is clear that the highest rate, or [`SearchResult::most`], is
+    /// not above this rate. To compare two systems, set it to the other system's `most` or less.
     pub floor: Option<f64>,
     /// Whether to prove the rate, not only to estimate the boundary.
     pub prove: bool,
@@ -79,7 +79,7 @@ pub enum TrialLoad {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrialKind {
-    /// Ends as soon as it can decide; at full length, by the share of hits.
+    /// Ends as soon as there is a verdict. At full length, the share of hits decides.
     Look,
     /// Counts misses at full length.
     Sample,
@@ -104,7 +104,7 @@ pub struct TrialRule {
     pub kind: TrialKind,
     /// The share of requests that must meet their objectives.
     pub target: f64,
-    /// Requests at the start that do not count: they meet an empty server.
+    /// Number of requests at the start that do not count, because they meet an empty server.
     pub warmup: usize,
     /// Requests that count, at least 1.
     pub length: usize,
@@ -117,7 +117,7 @@ pub struct Trial {
     pub load: TrialLoad,
     /// The most requests to send.
     pub requests: usize,
-    /// First completions that do not count for the throughput.
+    /// Number of first completions that do not count for the throughput.
     pub warmup: usize,
     /// Seed of arrivals and prompts.
     pub seed: u64,
@@ -128,7 +128,7 @@ pub struct Trial {
 pub struct TrialStats {
     /// Requests completed per second ([`throughput`]), without the warm-up.
     pub throughput: Estimate,
-    /// Sent divided by due requests; below 1 if the client was too slow.
+    /// Sent requests divided by due requests; below 1 if the client was too slow.
     pub delivered: f64,
     /// Duration, seconds.
     pub seconds: f64,
@@ -194,8 +194,8 @@ pub struct SearchResult {
     pub trials: Vec<TrialReport>,
 }
 
-/// Completions per second with a 90 % interval. `ended`: seconds, ascending; the first `warmup` do
-/// not count. 0 if there are too few.
+/// Completions per second, with a 90 % interval. `ended`: the times of completions in seconds,
+/// ascending; the first `warmup` do not count. 0 if there are too few.
 pub fn throughput(ended: &[f64], warmup: usize) -> Estimate {
     let counted = ended.get(warmup.saturating_sub(1)..).unwrap_or_default();
     let gaps: Vec<f64> = counted.windows(2).map(|pair| pair[1] - pair[0]).collect();

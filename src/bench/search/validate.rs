@@ -4,8 +4,8 @@
 //! prompts are counted together, group by group. The rate holds if in every group the share of hits
 //! reaches the target and the long-run share is above the target less the slack (97.5 %
 //! confidence), and if latencies grow in no proof. If only the long-run share is too uncertain,
-//! more proofs follow. Otherwise all is repeated at [`STEP_DOWN`] of the rate. Bounds: [`MORE`],
-//! [`MAX_STEPS`].
+//! more proofs follow. Otherwise the proofs are repeated at [`STEP_DOWN`] of the rate. Bounds:
+//! [`MORE`], [`MAX_STEPS`].
 
 use sluice_core::stats::{Estimate, proportion};
 
@@ -35,7 +35,8 @@ pub struct ValidatedRate {
     pub proofs: usize,
 }
 
-/// Proves `rate` with `repeats` loads, seeded from the goal's seed on. `None`: no rate holds.
+/// Proves `rate` with `repeats` loads, whose seeds begin with the goal's seed. `None` if no rate
+/// holds.
 pub async fn validate<S: SystemUnderTest>(
     system: &mut S,
     goal: &SearchGoal,
@@ -47,7 +48,8 @@ pub async fn validate<S: SystemUnderTest>(
         let mut pooled = Pooled::default();
         let mut own = 0;
         while own < repeats.max(1) * MORE {
-            // A proof would end once it alone has too many misses.
+            // The trials run as samples, because a proof would end once it alone has too many
+            // misses.
             let rule = TrialRule { kind: TrialKind::Sample, ..goal.rule(rate, TrialKind::Proof) };
             let mut judge = Judge::new(rule);
             let seed = nth_seed(goal.seed, proofs as u64);

@@ -12,9 +12,10 @@ use tokio::time::Instant;
 use super::plan::Setup;
 use sluice_bench::{Class, Length, LoadClient, PromptTokens, RequestSource, Workload};
 
-/// Tokens of the two texts. The second reveals a tokenizer that differs a little.
+/// Tokens of the two texts. The second text is long enough to reveal a tokenizer that differs a
+/// little.
 const TOKENS: [u32; 2] = [16, 144];
-/// No request of a run has this number, so no prefix cache has the text.
+/// The number of the probe. No request of a run has it, so no prefix cache has the text.
 const PROBE: u64 = u64::MAX;
 const LIMIT: Duration = Duration::from_secs(60);
 

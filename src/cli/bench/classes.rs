@@ -16,7 +16,7 @@ use sluice_bench::RunResult;
 use sluice_config::{Class, Config};
 use sluice_lab::classes;
 
-/// Timeout of a question to a gateway; a result can do without the answer.
+/// Timeout of the request to a gateway. It is short, because a result can do without the answer.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The classes of the gateway; none if the classes of the load are shown.

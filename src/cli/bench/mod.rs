@@ -3,7 +3,7 @@
 //! Flags, table labels and JSON keys are as in `vllm bench serve` where one exists. The result goes
 //! to stdout, the progress line and notes to stderr.
 //!
-//! Ctrl-C ends the run at once; the result so far is printed and saved, marked as partial. Exit
+//! Ctrl-C ends the run at once. The result so far is printed and saved, marked as partial. Exit
 //! codes: 0 measured; 1 ended early, no server, or no request completed; 2 wrong usage.
 //!
 //! | file | content |
@@ -48,7 +48,8 @@ use sluice_bench::{LoadClient, Progress, RequestFailure, RunPlan, RunResult};
 
 const READY_EVERY: Duration = Duration::from_millis(500);
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of a query for the server's version; a result can do without it.
+/// Timeout of a query for the server's version. It is short, because a result can do without the
+/// version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_VERSION: usize = 4 << 10;
 /// The name in the body that a dry run shows, if no model is named.
@@ -223,8 +224,8 @@ async fn ready(args: &BenchArgs, client: &LoadClient) -> anyhow::Result<(u16, Ve
     }
 }
 
-/// The versions that the servers report, without repetitions; none from a server without
-/// `/version`, such as a gateway.
+/// The versions that the servers report, without repetitions. A server without `/version`, such as
+/// a gateway, adds none.
 async fn server_versions(client: &LoadClient) -> Vec<String> {
     let mut versions = Vec::new();
     for (_, body) in client.get_each("/version", MAX_VERSION, VERSION_TIMEOUT).await.into_iter().flatten() {
@@ -245,7 +246,7 @@ fn names(body: &[u8]) -> Vec<String> {
     models.into_iter().flatten().filter_map(name).collect()
 }
 
-/// Sends the warm-up requests; stops at the first failure.
+/// Sends the warm-up requests, and stops at the first failure.
 async fn warm_up(args: &BenchArgs, client: &Arc<LoadClient>, plan: &RunPlan) -> anyhow::Result<()> {
     let at_once = args.load.max_concurrency.unwrap_or(args.load.num_warmups).max(1) as usize;
     let room = Arc::new(tokio::sync::Semaphore::new(at_once));

@@ -1,6 +1,6 @@
 //! Turns flags into a plan: the arrivals, the client, the runs of a sweep.
 //!
-//! Everything that needs no server is checked before a request is sent: flags that contradict each
+//! Everything that needs no server is checked before a request is sent. Flags that contradict each
 //! other and data sets that cannot be read are wrong usage. `requests` builds the workload.
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Setup {
     pub(super) client: Arc<LoadClient>,
     pub(super) notes: Vec<String>,
     pub(super) server_versions: Vec<String>,
-    /// The gateway's classes; none if the load's are shown.
+    /// The gateway's classes; empty if results are shown by the classes of the load.
     pub(super) classes: Vec<Class>,
     args: BenchArgs,
 }

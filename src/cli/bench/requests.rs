@@ -175,7 +175,7 @@ fn adapters(args: &BenchArgs, found: Vec<String>) -> anyhow::Result<Adapters> {
         if !flags.lora_modules.is_empty() {
             bail!("the access log names its own adapters ({}); leave --lora-modules out", found.join(", "));
         }
-        // Each request of an access log names an adapter.
+        // The requests of an access log name their adapters themselves.
         return Ok(Adapters { names: found, choice: AdapterChoice::Named });
     }
     let choice = match flags.lora_assignment {
@@ -199,8 +199,8 @@ fn tokens(args: &BenchArgs, counter: &TokenCounter, source: &RequestSource) -> a
         };
         return Ok(match counter.tokenizer().filter(|_| made) {
             None => PromptTokens::Words,
-            // The special tokens of a completion prompt, until a probe shows how many tokens the
-            // server adds.
+            // The special tokens of a completion prompt count, until a probe shows how many tokens
+            // the server adds.
             Some(tokenizer) => PromptTokens::Exact(ExactText::new(tokenizer).adding(match api(args) {
                 Api::Completions => counter.special(),
                 Api::Chat => 0,

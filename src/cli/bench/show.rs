@@ -52,7 +52,7 @@ impl<'a> Output<'a> {
     /// Saves, prints and keeps a result.
     ///
     /// # Errors
-    /// The result cannot be saved; it is printed and kept nevertheless.
+    /// The result cannot be saved. It is printed and kept nevertheless.
     pub(super) fn add_run(&mut self, name: &str, result: RunResult) -> anyhow::Result<()> {
         let first = self.results.is_empty();
         self.results.push((name.to_owned(), result));

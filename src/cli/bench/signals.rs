@@ -1,6 +1,6 @@
 //! The signals that end a run early: Ctrl-C and SIGTERM.
 //!
-//! The run then prints and saves the result so far; a second signal is ignored meanwhile.
+//! After a signal the run prints and saves the result so far. Meanwhile a second signal is ignored.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -29,7 +29,8 @@ fn comparisons_know_every_alias_and_default_of_the_flags() {
         let Some(name) = argument.get_long().map(|name| format!("--{name}")) else { continue };
         let others = argument.get_all_aliases().unwrap_or_default();
         aliases.extend(others.iter().map(|alias| (format!("--{alias}"), name.clone())));
-        // A search saves no result, and a switch has no default value.
+        // The flags of a search are left out, because a search saves no result. Switches are left
+        // out, because they have no default value.
         let takes_a_value = argument.get_action().takes_values();
         if takes_a_value && !is_covered(&name) && !name.starts_with("--find-rate") {
             let value = argument.get_default_values().first().map(|value| value.to_string_lossy().into_owned());
@@ -198,7 +199,8 @@ async fn the_error_of_a_refusing_server_is_quoted_and_fails_the_command() {
 
 #[tokio::test]
 async fn a_profiler_that_does_not_stop_is_a_warning_and_the_result_is_kept() {
-    // The list of models, /version, /start_profile, metrics, two requests, /stop_profile.
+    // The calls are the list of models, /version, /start_profile, metrics, two requests,
+    // /stop_profile.
     let engine = MockEngine::start(|number| MockResponse {
         status: if number == 6 { 500 } else { 200 },
         ..MockResponse::stream(completion_stream(3), Duration::ZERO)

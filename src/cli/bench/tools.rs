@@ -1,6 +1,6 @@
 //! `sluice bench report` and `sluice bench compare`: commands for saved results.
 //!
-//! They read files of `--save-result` (and of `vllm bench serve`, if these hold single requests). A
+//! They read files of `--save-result`, and files of `vllm bench serve` that hold single requests. A
 //! file may hold a sweep. Exit codes: 0 done, with any verdict; 1 a file cannot be read or written;
 //! 2 wrong usage.
 

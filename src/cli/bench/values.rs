@@ -89,7 +89,7 @@ impl FromStr for Goodput {
 }
 
 impl Goodput {
-    /// All objectives in one; the last one of a key counts.
+    /// All objectives in one. If a key is given twice, the last objective counts.
     pub(super) fn all(goodput: &[Self]) -> Slo {
         goodput.iter().fold(Slo::default(), |all, Self(one)| Slo {
             ttft: one.ttft.or(all.ttft),

@@ -2,10 +2,10 @@
 //!
 //! `/health` must respond with 200, `/v1/models` must list the models of the pool, and `/version`,
 //! if it exists, must not be older than the gateway supports. Engines that the gateway runs are not
-//! asked: they need not run yet. A server of another kind than its pool is a failure, unless the
-//! pool has `engine = "auto"`. An alias counts as the aliased model. Different models or context
-//! limits within a pool are named below the table, but are no failure: the gateway sends each
-//! backend only requests that the backend serves.
+//! asked, because they need not run yet. A server of another kind than its pool is a failure,
+//! unless the pool has `engine = "auto"`. An alias counts as the aliased model. Different models or
+//! context limits within a pool are named below the table. They are no failure, because the gateway
+//! sends each backend only requests that the backend serves.
 //!
 //! Bounds: [`AT_ONCE`] backends at once, `health.probe_timeout` for each request, [`BYTES`] of each
 //! response, and the bounds of [`sluice_fleet::read_models`] and [`sluice_fleet::identify`].
@@ -39,7 +39,8 @@ struct Question {
     models: Vec<String>,
 }
 
-/// A text, or the difference from the configuration; with the listed models.
+/// The text of a line, or as an error the difference from the configuration. The list has the
+/// models that the backend reports.
 type Answer = (Result<String, String>, Vec<ModelCard>);
 
 /// Asks all backends, and prints a line for each (with `quiet` only for failed ones) and notes.
@@ -97,8 +98,8 @@ fn questions(config: &Config) -> (Vec<Question>, Vec<String>) {
     (questions, own)
 }
 
-/// The declared models, which every backend of a pool must serve, without adapters of arms: the
-/// gateway loads them later.
+/// The declared models, which every backend of a pool must serve. Adapters of arms are left out,
+/// because the gateway loads them later.
 fn models(config: &Config, pool: &Pool) -> Vec<String> {
     let arms = || config.experiments.iter().flat_map(|experiment| &experiment.arms);
     let loaded_later =
@@ -122,7 +123,7 @@ async fn ask_all(questions: Vec<Question>, limit: Duration) -> Vec<(Question, An
         }
         match asked.join_next().await {
             Some(Ok(answered)) => answers.push(answered),
-            // A task that panicked has reported that on stderr.
+            // A task that panicked has reported the panic on stderr.
             Some(Err(_)) => {}
             None => break,
         }
@@ -173,7 +174,8 @@ async fn judge(question: &Question, limit: Duration, cards: &mut Vec<ModelCard>)
     }
 }
 
-/// The address, with the server's kind. The health pages of that kind must be healthy.
+/// The address with the kind of the server that was found. The health pages of that kind must be
+/// healthy.
 async fn recognised(question: &Question, limit: Duration) -> Result<Arc<Address>, String> {
     let address = &question.address;
     let health = sluice_fleet::read_health(address, limit).await;

@@ -9,8 +9,8 @@
 //! - one pool of both engines with one permit each, which was best in three of four columns.
 //!
 //! The engines' flags suit the arrangement: small prefill chunks next to short requests, small
-//! steps on the long side. All other limits are too wide to refuse a request: no arrangement may
-//! win by shedding load.
+//! steps on the long side. All other limits are too wide to refuse a request, because no
+//! arrangement may win by shedding load.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ pub(super) enum Arrangement {
     Permits,
 }
 
-/// In the order of display. The last is compared with the first.
+/// The arrangements in the order of display. The last one is compared with the first one.
 pub(super) const ALL: [Arrangement; 3] = [Arrangement::RoundRobin, Arrangement::Split, Arrangement::Permits];
 
 /// Limits of every pool, as wide as the engine's (900k tokens of KV cache). Beyond 256 sequences,
@@ -49,7 +49,8 @@ impl Arrangement {
             Self::Split => [&["--long-prefill-token-threshold", "512"], &["--max-num-batched-tokens", "2048"]],
             Self::Permits => [&["--long-prefill-token-threshold", "256"]; 2],
         };
-        // As in the measurement on GPUs; vLLM's default for this GPU is larger today.
+        // 256 sequences, as in the measurement on GPUs. vLLM's default for this GPU is larger
+        // today.
         own.map(|own| [MODEL, "--max-num-seqs", "256"].iter().chain(own).map(|arg| (*arg).to_owned()).collect())
     }
 
@@ -59,8 +60,8 @@ impl Arrangement {
         let [gpu0, gpu1] = [0, 1].map(|index| backend(index, &urls[index]));
         match self {
             Self::RoundRobin => {
-                // More permits than requests, so none waits: the threshold only divides short from
-                // long requests on the live page.
+                // There are more permits than requests, so no request waits for one. The threshold
+                // only divides short from long requests on the live page.
                 let own = "policy = \"round_robin\"\nlong_prefix = { threshold = \"5k\", slots = 4096 }\n";
                 pool(&mut text, "round_robin", own, &[&gpu0, &gpu1]);
             }

@@ -24,7 +24,7 @@ const NAME: usize = 21;
 const COLUMN: usize = 10;
 const FAILED: usize = 7;
 pub(super) const TEXT: usize = 79;
-/// P99 (ms) of the lag of requests above which the machine was too busy.
+/// P99 of the lag of requests, in ms, above which the machine counts as too busy.
 pub(super) const LATE_MS: f64 = 20.0;
 
 pub(super) struct Row {
@@ -58,7 +58,7 @@ const DECIDERS: [Decider; 4] = [
 
 impl Row {
     pub(super) fn of(arrangement: Arrangement, result: &RunResult) -> Self {
-        // The user waits from the due time of a request on.
+        // Latencies count from the due time of a request, because the user waits from then on.
         let seen = result.from_due();
         let lag = Metrics::of(result).lag;
         let failures = slices::failures(result).into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect();
@@ -92,7 +92,8 @@ impl Comparison {
         self.rows.iter().map(|row| row.all.failed).sum()
     }
 
-    /// The first arrangement over the last, for each decider; `None` if they cannot be compared.
+    /// The number of the first arrangement divided by the number of the last, for each of the four.
+    /// `None` if they cannot be compared.
     fn ratios(&self) -> Option<[f64; 4]> {
         let (first, last) = (self.rows.first()?, self.rows.last()?);
         let mut ratios = [0.0; 4];
@@ -131,7 +132,8 @@ impl Comparison {
         format!("{last} against {first}: {}: {sum}.", parts.join(", "))
     }
 
-    /// The verdict, after a warning if requests were sent late, which makes every number worse.
+    /// The verdict. A warning precedes it if requests were sent late, because that makes every
+    /// number worse.
     pub(super) fn ending(&self) -> String {
         let late = self.rows.iter().map(Row::late_ms).fold(0.0, f64::max);
         let lateness = format!(

@@ -1,7 +1,7 @@
 //! The arrangements in turn, in real time, behind one gateway.
 //!
 //! A round puts every arrangement in force, sends it the same requests, and ends with the
-//! comparison; `--once` runs one round. If requests were sent late, the machine was too busy, and
+//! comparison. `--once` runs one round. If requests were sent late, the machine was too busy, and
 //! the arrangement is measured again with new engines. Bounds: [`ATTEMPTS`], [`REQUEST_LIMIT`].
 
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ use super::load::{DemoArgs, RATES, plan};
 use crate::cli::line::Line;
 use sluice_bench::{LoadClient, RunPlan, RunResult};
 
-/// Time after which a request has failed; the slowest measured one took 14 s.
+/// Time after which a request counts as failed. The slowest measured request took 14 s.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 /// Warm-up requests of each class, enough to use every engine and connection.
 const WARM_UP: u64 = 4;

@@ -13,8 +13,8 @@ const MAX_SECONDS: f64 = 600.0;
 const SECONDS_ONCE: f64 = 20.0;
 /// Live load for each arrangement without `--once`, seconds; the page shows five minutes.
 const SECONDS: f64 = 30.0;
-/// A seed whose load is nearly the nominal one: in 20 s 580 short requests (600 are expected) and
-/// 39 long ones (40). Some seeds have 30 long requests, some 50.
+/// A seed whose load is nearly the nominal one: in 20 s it has 580 short requests (600 are
+/// expected) and 39 long ones (40 are expected). Some seeds have 30 long requests, some 50.
 pub(super) const TYPICAL_SEED: u64 = 11;
 
 /// Compare three ways of routing on simulated engines.

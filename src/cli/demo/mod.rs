@@ -7,8 +7,8 @@
 //! both Poisson.
 //!
 //! Live engines run in real time, so the latencies include the gateway's own time. The gateway runs
-//! throughout; each arrangement is a new configuration with new engines, measured after a few
-//! warm-up requests.
+//! throughout. Each arrangement is a new configuration with new engines, which are measured after a
+//! few warm-up requests.
 //!
 //! | file | content |
 //! |---|---|

@@ -34,7 +34,7 @@ pub(super) fn compare(plan: &RunPlan, seed: u64) -> anyhow::Result<Comparison> {
 }
 
 fn row(arrangement: Arrangement, plan: &RunPlan, seed: u64) -> anyhow::Result<Row> {
-    // The addresses only distinguish the engines.
+    // The addresses only distinguish the engines; no socket is opened.
     let urls = [8000, 8001].map(|port| format!("http://127.0.0.1:{port}"));
     let [listen, admin] = [8080, 8081].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let surroundings = Surroundings::of_process(Path::new("."));

@@ -2,7 +2,7 @@
 //! admin port, for a bug report.
 //!
 //! Prompts, answers and secrets are in no response. Names of keys, ids of requests, addresses and
-//! paths of files are replaced by numbered words: the same word for the same name.
+//! paths of files are replaced by numbered words. The same name always gets the same word.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -26,7 +26,7 @@ const HIDDEN: [(&str, &str); 8] = [
     ("path", "file"),
     ("client", "address"),
 ];
-/// Lists whose elements have the name of a key in `name`.
+/// The name of the lists whose elements have the name of an API key in `name`.
 const KEY_LISTS: &str = "keys";
 
 /// Reads all responses and writes `file`. Returns the text for stdout.
@@ -53,7 +53,7 @@ fn words_of(error: AdminClientError) -> String {
 fn redact(value: &mut Value) {
     let mut words: BTreeMap<String, String> = BTreeMap::new();
     collect(value, "", &mut words);
-    // A text may be a part of a longer one.
+    // Longer texts are replaced first, because a text may be a part of a longer one.
     let mut words: Vec<(String, String)> = words.into_iter().collect();
     words.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
     replace(value, &words);

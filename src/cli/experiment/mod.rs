@@ -154,7 +154,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         Command::Create { file } => {
             let object = read_object(file)?;
             let name = object.get("name").and_then(Value::as_str).ok_or_else(|| Failed::NoName(file.clone()))?;
-            // Cannot fail: all keys are strings.
+            // This cannot fail, because all keys are strings.
             let body = serde_json::to_vec(&object).unwrap_or_default();
             let report: ExperimentReport = client.put(&path(name), body.into()).await.map_err(Failed::with_problems)?;
             print(&text::phase(&report))
@@ -166,7 +166,7 @@ async fn act(client: &AdminClient, command: &Command) -> Result<(), Failed> {
         Command::Start { name } => order(client, &format!("{}/start", path(name))).await,
         Command::Stop { name } => order(client, &format!("{}/stop", path(name))).await,
         Command::Promote { name, arm, named } => {
-            // clap requires one of them.
+            // clap requires either `arm` or `named`.
             let arm = arm.as_ref().or(named.as_ref()).map_or_else(String::new, |arm| encode(arm));
             order(client, &format!("{}/promote/{arm}", path(name))).await
         }
@@ -193,7 +193,7 @@ async fn order(client: &AdminClient, path: &str) -> Result<(), Failed> {
 }
 
 fn as_json(value: &impl serde::Serialize) -> String {
-    // Cannot fail: all keys are strings.
+    // This cannot fail, because all keys are strings.
     serde_json::to_string(value).unwrap_or_default()
 }
 

@@ -34,7 +34,7 @@ pub(super) fn page(report: &ExperimentReport) -> String {
     page_of("sluice experiment", &format!("Experiment {}", report.name), &[], &sections)
 }
 
-/// The change of a quantity with both ends of the interval, percent over minutes.
+/// The change of a quantity and both ends of the interval, in percent over time in minutes.
 fn over_time(report: &ExperimentReport, comparison: usize, at: usize, quantity: Quantity) -> Dots {
     let begin = report.history.first().map(|moment| moment.at);
     let points = |pick: usize| {

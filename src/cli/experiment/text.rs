@@ -140,8 +140,8 @@ pub(super) fn comparison_rows(report: &ExperimentReport, comparison: &Comparison
     rows
 }
 
-/// A row about an event's frequency in the arm and in the control. `counts`: requests in each;
-/// `none`: the verdict if one of them has no requests.
+/// A row about an event's frequency in the arm and in the control. `counts`: the requests in the
+/// arm and in the control. `none`: the verdict if one of them has no requests.
 fn rate_row(name: &str, rates: &RateReport, counts: (u64, u64), none: &str) -> Vec<String> {
     let times = |range: Range| {
         let end = |end: Option<f64>| end.map_or_else(|| "..".to_owned(), |end| format!("{end:.2}"));

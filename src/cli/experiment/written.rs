@@ -1,6 +1,6 @@
 //! An experiment as a user writes it, in TOML or JSON.
 //!
-//! TOML has one `[[experiment]]`, as in the configuration; JSON, which begins with `{`, is an
+//! TOML has one `[[experiment]]`, as in the configuration. JSON, which begins with `{`, is an
 //! object with the same keys.
 
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ pub(super) fn experiment(text: &str) -> Result<Map<String, Value>, String> {
         return serde_json::from_str(text).map_err(|error| format!("it is not a JSON object: {error}"));
     }
     let mut table: toml::Table = toml::from_str(text).map_err(|error| format!("it is not TOML: {error}"))?;
-    // The keys without `[[experiment]]` are as clear.
+    // The keys may also stand without `[[experiment]]`.
     let Some(list) = table.remove(LIST) else { return keys(table) };
     if let Some(other) = table.keys().next() {
         return Err(format!("'{other}' is not part of an experiment; leave only [[{LIST}]] in the file"));
@@ -36,7 +36,7 @@ fn json(value: toml::Value) -> Result<Value, String> {
         toml::Value::Float(number) if number.is_finite() => number.into(),
         toml::Value::Float(number) => return Err(format!("{number} is not a finite number")),
         toml::Value::Boolean(flag) => Value::Bool(flag),
-        // The configuration takes a time as a text.
+        // The configuration takes a time as a text, so a time of TOML is refused.
         toml::Value::Datetime(time) => return Err(format!("write the time {time} in quotes")),
         toml::Value::Array(values) => Value::Array(values.into_iter().map(json).collect::<Result<_, _>>()?),
         toml::Value::Table(table) => Value::Object(keys(table)?),

@@ -1,8 +1,8 @@
 //! `sluice lab`: simulates the gateway and engines on virtual time.
 //!
 //! A file describes the scenario (`sluice_lab::file`). `run` compares the variants in the file or
-//! of `--sweep`; a single run prints the table of `sluice bench`. `plan` finds the fewest GPUs for
-//! the traffic, `rate` the highest rate for the engines.
+//! of `--sweep`. If there is only one run, it prints the table of `sluice bench`. `plan` finds the
+//! fewest GPUs for the traffic, `rate` the highest rate for the engines.
 //!
 //! Exit codes: 0 done; 1 an expectation of the file is not met, or a file could not be written; 2
 //! the scenario is not valid.

@@ -133,7 +133,7 @@ fn plan_table(results: &[PlanResult], prices: &Prices) -> String {
     aligned(&rows) + &notes
 }
 
-/// The possible growth of the traffic, as one of the steps that were tried.
+/// The possible growth of the traffic in words, as one of the steps that were tried.
 fn headroom(found: f64) -> String {
     match found {
         least if least <= 0.0 => format!("below {:.0} %", (MORE[0] - 1.0) * 100.0),

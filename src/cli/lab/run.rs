@@ -89,7 +89,7 @@ pub(super) fn run(args: &RunArgs) -> ExitCode {
     }
 }
 
-/// Runs the study. Returns it with the expectations of the file that are not met.
+/// Runs the study. Returns the study and the expectations of the file that are not met.
 fn study(args: &RunArgs) -> Result<(Study, Vec<String>), LabError> {
     let mut scenario = Scenario::load(&args.file)?;
     scenario.file.set.extend(args.set.iter().cloned());
@@ -166,7 +166,7 @@ fn file_names<'a>(variants: impl Iterator<Item = &'a str>) -> Vec<String> {
             variant.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' }).collect();
         let mut name = plain.clone();
         let mut numbers = number..;
-        // File systems may ignore case.
+        // Names that differ only in case count as equal, because file systems may ignore case.
         while !taken.insert(name.to_ascii_lowercase()) {
             name = format!("{plain}-{}", numbers.next().unwrap_or(number));
         }

@@ -1,8 +1,8 @@
 //! The settings that are tried on the worst period: the scenario's, or the most promising ones.
 //!
 //! The gateway's limits come first, because they cost nothing; then flags of engines, then more
-//! engines. Settings that do not fit the configuration (a number of engines with several pools) are
-//! left out. Bounds: [`VARIANTS`] settings; limits and permits in [`POOLS`] pools.
+//! engines. Settings that do not fit the configuration, such as a number of engines with several
+//! pools, are left out. Bounds: [`VARIANTS`] settings; limits and permits in [`POOLS`] pools.
 
 use std::collections::BTreeMap;
 

@@ -21,7 +21,8 @@ use sluice_lab::file::TrafficTable;
 use sluice_lab::{LabFile, Measure, Options, Scenario, Study, Variant, table};
 
 const SEEDS: u64 = 3;
-/// Ratio between the P99 of a simulation and of the records from which the simulation says little.
+/// Ratio between the P99 of the simulation and the P99 of the records from which on the simulation
+/// says little.
 const FAR: f64 = 2.0;
 /// Percentage of failed requests above which a simulation says little.
 const FAILED_MAX: f64 = 10.0;
@@ -181,7 +182,8 @@ fn fidelity(study: &Study, entries: &[Entry], period: &worst::Period) -> String 
     )
 }
 
-/// The best other setting by P99 of TTFT. Without more engines, if that brings nearly as much.
+/// The best other setting by P99 of TTFT, in a sentence. A setting without more engines is
+/// preferred if it brings nearly as much.
 fn found(study: &Study, variants: &[Variant]) -> String {
     let failed = |place: usize| study.estimate(place, FAILED).value;
     let better = |place: &usize| study.change(0, *place, TTFT_P99).high < 0.0 && failed(*place) <= failed(0);

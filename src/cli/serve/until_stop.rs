@@ -1,4 +1,4 @@
-//! Serves until a signal, or until a newer gateway has taken over; then ends in order.
+//! Serves until a signal arrives or a newer gateway has taken over, then ends in order.
 //!
 //! A stop signal also ends a handover that has begun; other signals wait.
 
@@ -17,8 +17,8 @@ use sluice_serve::{App, Running, systemd};
 /// The variable that names the process which started this one at SIGUSR2.
 pub(super) const STARTED_BY: &str = "SLUICE_STARTED_BY";
 
-/// A SIGTERM within this time after another SIGTERM is the same signal: `timeout` of a shell sends
-/// one to the program and one to the process group.
+/// A SIGTERM within this time after another one counts as the same signal, because the shell's
+/// `timeout` sends one to the program and one to the process group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Signals {
@@ -71,7 +71,7 @@ impl Signals {
     }
 }
 
-/// `program`: the program that SIGUSR2 starts.
+/// Serves until the gateway stops or has handed over. `program`: the program that SIGUSR2 starts.
 pub(super) async fn serve(
     mut running: Running,
     door: Option<Door>,
@@ -110,7 +110,8 @@ async fn wait(
         tokio::select! {
             () = signals.stops.next() => return None,
             _ = signals.reload.recv() => {
-                // A reload may run an engine's program to list the flags.
+                // A reload runs on another thread, because it may run an engine's program to list
+                // the flags.
                 let reloader = Arc::clone(&running.app().reloader);
                 drop(tokio::task::spawn_blocking(move || reloader.run()));
             }
@@ -198,7 +199,8 @@ async fn stop(running: Running, signals: &mut Signals) -> ExitCode {
     ended(cut)
 }
 
-/// Returns the number of requests that were cut, or the exit code after a third signal.
+/// Stops after the second signal. Returns the number of requests that were cut, or the exit code
+/// after a third signal.
 async fn stop_fast(
     app: &App,
     mut stopping: std::pin::Pin<&mut impl Future<Output = usize>>,

@@ -1,9 +1,9 @@
 //! The compile cache: records on disk which graphs earlier starts compiled.
 //!
 //! There is one folder per key under `$VLLM_CACHE_ROOT/torch_compile_cache` (without that variable
-//! under `~/.cache/sluice/sim`), with a name that a real vLLM does not use. The key has settings of
-//! vLLM's key: version, model, length, number formats, group, GPU, adapters, token budget and
-//! sequences. A change of another setting costs no compilation.
+//! under `~/.cache/sluice/sim`). The folder has a name that a real vLLM does not use. The key has
+//! settings of vLLM's key: version, model, length, number formats, group, GPU, adapters, token
+//! budget and sequences. A change of another setting costs no compilation.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub(super) fn is_warm(folder: &std::path::Path) -> bool {
     folder.join("compiled").is_file() && !disabled()
 }
 
-/// If this fails, the next start is only slower.
+/// Records that the graph was compiled. If this fails, the next start is only slower.
 pub(super) fn keep(folder: &std::path::Path) {
     if !disabled() {
         let _ = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(folder.join("compiled"), b""));

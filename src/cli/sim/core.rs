@@ -24,8 +24,8 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Environment variable with the role of a child.
 const ROLE: &str = "SLUICE_SIM_PROCESS";
-/// The child cannot ask the system for its parent, because the parent may be killed before the
-/// child runs.
+/// The process id of the parent. The child cannot ask the system for it, because the parent may be
+/// killed before the child runs.
 const PARENT: &str = "SLUICE_SIM_PARENT";
 const DEVICE: &str = "SLUICE_SIM_DEVICE";
 const BYTES: &str = "SLUICE_SIM_BYTES";
@@ -118,7 +118,7 @@ fn is_orphan() -> bool {
     f64::from(parent_id()) != number(PARENT)
 }
 
-/// The device of the engine, locked and with a note of the memory in use.
+/// The device of the engine, locked, with the memory in use written into the file.
 fn take(device: &Path) -> Option<File> {
     let mut file = open(device).ok()?;
     file.try_lock().ok()?;

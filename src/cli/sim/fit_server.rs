@@ -6,11 +6,12 @@
 //! ```
 //!
 //! Each load measures one cost. A burst of short requests measures the API server's time per
-//! request; many streams measure the time per token; prompts above the largest CUDA graph, the
-//! engine's time to launch kernels; long prompts, the cost at the first token. Other work on the
-//! host disturbs the measurement, so each load runs [`REPEATS`] times and the medians are used.
-//! While the API server is not saturated, the loads do not separate the times per token, per first
-//! token and to reach the engine: the sum is right, the parts may not be.
+//! request. Many streams measure the time per token. Prompts above the largest CUDA graph measure
+//! the engine's time to launch kernels. Long prompts measure the cost at the first token. Other
+//! work on the host disturbs the measurement, so each load runs [`REPEATS`] times and the medians
+//! are used. While the API server is not saturated, the loads do not separate the times per token,
+//! per first token and to reach the engine. Then the sum of these times is right, but the parts may
+//! be wrong.
 //!
 //! Bounds: [`LOADS`] x [`REPEATS`] runs, a request of at most [`LIMIT`].
 
@@ -68,7 +69,8 @@ pub(super) async fn measure(url: &str, model: Option<&str>, server: Server) -> a
         None => served(&client).await.with_context(|| format!("{url} names no model; give --served-model-name"))?,
     };
     let mut rows = rows(server);
-    // The first requests to a new server take longer.
+    // Each load runs once without being counted, because the first requests to a new server take
+    // longer.
     for row in &rows {
         run(&client, &model, row, REPEATS).await?;
     }
@@ -189,13 +191,15 @@ mod tests {
     #[tokio::test]
     async fn every_load_is_measured_on_a_server() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // So fast that the test takes a second. A test on virtual time judges the measurements.
+        // The speed is so high that the test takes a second. A test on virtual time judges the
+        // measurements.
         let config = SimConfig { speed: 20.0, ..SimConfig::new("m", Profile::named("h200-llama-8b").unwrap()) };
         let handle = sluice_sim::spawn(config, listener).unwrap();
         let rows = measure(&format!("http://{}", handle.addr()), None, Server::default()).await.unwrap();
         for row in &rows {
             let [rate, ttft, tpot, e2el] = row.measured.map(|cell| cell.unwrap());
-            // On a busy machine the tokens of a short response may arrive together: a TPOT of 0.
+            // TPOT may be 0, because on a busy machine the tokens of a short response may arrive
+            // together.
             assert!(rate > 0.0 && ttft > 0.0 && tpot >= 0.0 && e2el > 0.0, "{row:?}");
         }
         assert_eq!(acceptance(&format!("http://{}", handle.addr())).await, None, "it verifies no drafts");

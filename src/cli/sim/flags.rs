@@ -26,7 +26,7 @@ pub(super) enum Startup {
     Real,
 }
 
-/// The values of the flags; the header of [`super`] has their meaning and defaults.
+/// The values of the flags. The header of [`super`] has the meaning and the defaults.
 #[derive(Clone, Debug)]
 pub(super) struct SimFlags {
     pub(super) gpu: String,

@@ -18,8 +18,8 @@
 //! | `--sim-acceptance A,B..` | 0.7 a position | share of drafts accepted up to each position |
 //! | `--sim-fault SPEC` | none | a fault from the start, as in `POST /sim/fault` |
 //!
-//! A model that is a folder is read directly; `real` start-up runs by the simulated clock. Exit
-//! codes as in vLLM: 2 for unknown flags, 1 for a refused start, 0 after SIGTERM or SIGINT
+//! A model that is a folder is read from the folder. A `real` start-up runs by the simulated clock.
+//! Exit codes as in vLLM: 2 for unknown flags, 1 for a refused start, 0 after SIGTERM or SIGINT
 //! (requests in flight are cut, or drained with `--shutdown-timeout`), and 0 within five seconds
 //! after the engine died.
 
@@ -126,7 +126,7 @@ pub fn run(args: Vec<String>) -> ExitCode {
         wake: flags.wake,
         fault: flags.fault,
         sglang,
-        // SGLang has no embeddings beside generation.
+        // A server of SGLang that generates has no embeddings.
         embeddings: config.embeddings && sglang.is_none(),
         ..config.imitating(flags.version)
     };
@@ -180,7 +180,7 @@ fn usage(prog: &str, message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Reports an error as argparse does: the top-level parser reports unknown flags.
+/// Reports an error as argparse does, in which the top-level parser reports unknown flags.
 fn refused_arguments(error: &ArgsError) -> ExitCode {
     if !error.is_from_main_parser() {
         return usage("vllm serve", &error.to_string());

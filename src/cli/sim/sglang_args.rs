@@ -17,7 +17,8 @@ const SAME: &[(&str, &str)] = &[
     ("served-model-name", "served-model-name"),
     ("tp-size", "tensor-parallel-size"),
 ];
-/// The most requests that run at once, unless a flag says so. SGLang computes it from the memory.
+/// The most requests that run at once, unless a flag sets another number. SGLang computes the
+/// number from the memory.
 const RUNNING: i64 = 256;
 
 /// A command line of SGLang.
@@ -64,10 +65,10 @@ pub(super) fn read(words: &[String]) -> Result<SglangArgs, String> {
     add("port", flags.get("port").map_or("30000", String::as_str));
     let running = number("max-running-requests")?.unwrap_or(RUNNING);
     if let Some(queued) = number("max-queued-requests")? {
-        // vLLM's limit counts running requests, too.
+        // The two numbers are added, because vLLM's limit counts running requests, too.
         add("max-num-queued-reqs", &running.saturating_add(queued).to_string());
     }
-    // -1: a prompt is one chunk.
+    // With -1, a prompt is one chunk.
     let chunk = number("chunked-prefill-size")?;
     for (own, vllm) in
         SAME.iter().filter(|(own, _)| *own != "chunked-prefill-size" || chunk.is_some_and(|size| size > 0))

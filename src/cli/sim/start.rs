@@ -26,13 +26,14 @@ use sluice_sim::observe::log::{Level, Log, LogSource};
 use sluice_sim::process::startup::{Event, Surroundings, length, plan, refused};
 use sluice_sim::{Fault, Handle, MemoryOrder, Refusal, SimConfig, Snapshot};
 
-/// Interval at which vLLM's watchdog checks the engine; it ends the server when the engine is dead.
+/// Interval at which vLLM's watchdog checks the engine. The watchdog ends the server if the engine
+/// is dead.
 const WATCHDOG: Duration = Duration::from_secs(5);
 const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Clients that may wait to be accepted, as in uvicorn.
 const BACKLOG: u32 = 2048;
 
-/// With `refusal` the start fails with that error.
+/// Runs the process until it ends. With `refusal` the start fails with that error.
 pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, refusal: Option<Refusal>) -> ExitCode {
     let pid = std::process::id();
     let quiet = ["warning", "error", "critical"].contains(&args.text("uvicorn-log-level").unwrap_or("info"));
@@ -46,7 +47,7 @@ pub(super) fn run(mut config: SimConfig, args: &ServeArgs, flags: &SimFlags, ref
         }
     };
     runtime.block_on(async {
-        // A signal during the registration is lost.
+        // A signal that arrives while the handlers are registered is lost.
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
             Err(error) => {

@@ -1,10 +1,10 @@
 //! Lines of `sluice status` about API keys that have used at least a tenth of a token limit.
 //!
-//! Other keys have no line: an operator looks for keys near a limit.
+//! Other keys have no line, because an operator looks for keys near a limit.
 
 use sluice_admin::status::{KeyStatus, Status, Used};
 
-/// Most keys with a line; `--json` has more keys.
+/// Most keys with a line. `--json` shows all keys that the gateway reports.
 const KEYS_SHOWN: usize = 20;
 
 /// The lines, keys nearest to a limit first.
@@ -23,7 +23,7 @@ fn line(key: &KeyStatus) -> Option<String> {
     (!near.is_empty()).then(|| format!("key {}: {}\n", key.name, near.join("; ")))
 }
 
-/// The value; in thousands (k) from ten thousand on, in millions (M) from ten million on.
+/// The value as text: in thousands (k) from ten thousand on, in millions (M) from ten million on.
 pub(super) fn short(value: u64) -> String {
     match value {
         0..10_000 => value.to_string(),

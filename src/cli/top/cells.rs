@@ -1,6 +1,6 @@
 //! Cells of the tables: a title, the names of columns, a cell that is aligned to the right.
 //!
-//! Bold or underlined letters read the same without colours.
+//! Titles and names are bold or underlined, so that they look the same without colours.
 
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;

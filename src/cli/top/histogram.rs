@@ -6,7 +6,7 @@
 
 use sluice_gateway::telemetry::families;
 
-/// Most buckets; the largest family has 30 and the unbounded one.
+/// Most buckets that are read. The largest family has 30 buckets and the unbounded one.
 const BUCKETS_MAX: usize = 64;
 
 pub(super) const MEASURES: [(&str, &str); 4] = [

@@ -70,7 +70,7 @@ pub fn run(args: &TopArgs) -> ExitCode {
 async fn sample(client: &AdminClient) -> Result<Sample, AdminClientError> {
     let status: Status = client.get("/admin/status").await?;
     let page = client.text("/metrics").await?;
-    // Only the next two paths need the token.
+    // Only the next two paths need the admin token.
     let recent = client.get("/admin/history").await.unwrap_or_default();
     let requests = client.get("/admin/requests").await.map_err(|error| error.to_string());
     Ok(Sample::of(status, &page, recent, requests))
@@ -164,7 +164,7 @@ fn order(key: KeyEvent) -> Option<Wanted> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Quit,
-    /// From the slowest requests to the histogram; from the histogram, quit.
+    /// Goes from the slowest requests to the histogram, and from the histogram ends the view.
     Back,
     Order(Order),
     /// The terminal has a new size.

@@ -14,7 +14,7 @@ use crate::cli::status::ms;
 use sluice_admin::snapshot::RequestLists;
 use sluice_gateway::telemetry::RequestView;
 
-/// Most columns of a request id; the gateway's ids have 36.
+/// Most columns of a request id. The ids that the gateway makes have 36.
 const ID_COLUMNS: usize = 64;
 const NAME_COLUMNS: usize = 24;
 

@@ -1,7 +1,7 @@
 //! The state of the view: the last samples of the gateway, and the operator's choices.
 //!
-//! Samples and keys come in, and the view reads the state; pure. Bound: [`SAMPLES_MAX`] histograms,
-//! and the latest sample.
+//! Samples and keys change the state, and the view reads it. The code here is pure. Bound:
+//! [`SAMPLES_MAX`] histograms, and the latest sample.
 
 use std::collections::VecDeque;
 
@@ -91,7 +91,8 @@ impl State {
     pub(super) fn fail(&mut self, why: String) {
         let attempts = self.failure.as_ref().map_or(0, |(_, attempts)| *attempts);
         self.failure = Some((why, attempts + 1));
-        // After a gap, the histogram would cover more than the shown seconds.
+        // The earlier samples are dropped, because after a gap the histogram would cover more than
+        // the shown seconds.
         self.histograms.clear();
     }
 

@@ -25,18 +25,20 @@ const CLASSES_MAX: usize = 8;
 pub(super) const FINDING_ROWS_MAX: usize = 4;
 /// Rows of the histogram: title, bars, labels.
 const HISTOGRAM_ROWS: u16 = 8;
-/// Rows that the slowest requests leave to the other parts: an operator asked for these requests.
+/// Rows that the slowest requests leave to the other parts. They are few, because the operator
+/// asked for the slowest requests.
 const REST_ROWS: u16 = 12;
 /// Rows of backends that the histogram leaves, the header included.
 const BACKEND_ROWS: u16 = 5;
 /// Rows of a usual screen. On a higher one the histogram grows, at most to twice the rows.
 const USUAL_ROWS: u16 = 24;
-/// Columns of a name that a wide screen fills: the numbers stay next to the names.
+/// Most columns that a wide screen gives to short names, so that the numbers stay next to the
+/// names.
 const NAME_COLUMNS: usize = 40;
 /// Columns of a bar and the gap after it.
 const BAR_COLUMNS: u16 = 7;
 
-/// Draws the view. Without colours, only bold and reversed text.
+/// Draws the view. Without `colours`, text is only bold or reversed.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     let area = frame.area();
     let pools = state.status.as_ref().map_or(0, |status| status.pools.len());
@@ -46,7 +48,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, colours: bool) {
     let class_rows = u16::try_from(class_rows(state)).unwrap_or(0);
     let backend_rows = u16::try_from(state.backends().count()).unwrap_or(u16::MAX).saturating_add(1);
     let rest = finding_rows + pool_rows + class_rows + 5;
-    // Rows of a large screen that no backend needs.
+    // The rows of a large screen that no backend needs go to the histogram.
     let spare = area.height.saturating_sub(USUAL_ROWS.max(backend_rows.saturating_add(rest + HISTOGRAM_ROWS)));
     let needed = if state.shows_slowest { REST_ROWS } else { rest + backend_rows.min(BACKEND_ROWS) };
     let histogram = match area.height >= HISTOGRAM_ROWS + needed {

@@ -13,19 +13,21 @@
 //! | `NUM_BATCHED_TOKENS_LIST` | 512 1024 2048 4096 | the grid |
 //! | `SYSTEM`, `VLLM_LOGGING_LEVEL` | | not used here; the latter reaches the server |
 //!
-//! TAG is the time to the minute. Without a bound, the throughput is optimised. The differences
-//! mend faults of the script: no process is ended by name; the port is free and not always 8004; a
-//! start may last while the log shows progress; a server that does not start is not measured;
-//! memory is found under load and with the largest values of the lists; the default flags are a
-//! row; rates are not whole numbers, and are certified with enough requests; the winner has the
-//! highest rate within the bound; two runs of one minute get two folders; the exit status is 1 if
-//! no setting was found. Another difference: the winner is not profiled.
+//! TAG is the time to the minute. Without a bound, the throughput is optimised. The winner is not
+//! profiled. The other differences mend faults of the script:
+//!
+//! - No process is ended by name. The port is free and not always 8004.
+//! - A start may last while the log shows progress. A server that does not start is not measured.
+//! - Memory is found under load and with the largest values of the lists.
+//! - The default flags are a row. The winner has the highest rate within the bound.
+//! - Rates are not whole numbers, and are certified with enough requests.
+//! - Two runs of one minute get two folders. The exit status is 1 if no setting was found.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 
-/// The value that means no bound, ms.
+/// The value of the variable, in ms, that means no bound.
 const NO_BOUND: f64 = 1e11;
 /// Most runs in one minute.
 const MOST: u32 = 100;
@@ -115,7 +117,7 @@ impl Compat {
     }
 }
 
-/// The folder of the latest run; tags sort by time.
+/// The folder of the latest run, which has the last name, because tags sort by time.
 fn newest(all: &Path) -> Option<PathBuf> {
     let folders = std::fs::read_dir(all).ok()?.flatten().map(|entry| entry.path());
     folders.filter(|folder| folder.join("tune.toml").is_file()).max()

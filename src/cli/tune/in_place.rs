@@ -82,8 +82,8 @@ fn failed(error: impl std::fmt::Display) -> TuneError {
 }
 
 impl AdminEngine {
-    /// Finds the backend, and checks that another backend of the pool is ready to serve meanwhile.
-    /// Changes nothing.
+    /// Finds the backend, and checks that another backend of the pool is ready to serve during the
+    /// tuning. Changes nothing.
     async fn find(bench: Bench) -> Result<Self, TuneError> {
         let client = bench.admin;
         let (status, path) = loop {

@@ -201,7 +201,7 @@ fn tuned(args: &TuneArgs) -> Result<Option<(Report, Goal)>, Ended> {
         }
     }
     let method = args.method.unwrap_or(Method::for_space(settings.len()));
-    // Real engines are predicted only if the file describes them.
+    // The results of real engines are predicted only if the file describes these engines.
     let is_real = args.real || args.gateway.is_some();
     let described = !is_real || !file.scenario.file.engine.is_empty();
     let prior = (!args.no_prior && described).then(|| file.scenario.clone());
@@ -286,7 +286,7 @@ mod tests {
             let started =
                 at_once(backend.start(&settings[0])).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             assert!(matches!(started, Started::Up { .. }), "{}: {started:?}", path.display());
-            // If a value of the space does not fit the key, the start fails.
+            // This would fail if a value of the space did not fit the key.
             for setting in settings.iter().step_by(1 + settings.len() / 20) {
                 at_once(backend.start(setting)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
             }

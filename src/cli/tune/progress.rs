@@ -2,8 +2,8 @@
 //! time left.
 //!
 //! The report has the whole reason of an engine that does not start. The time left is the mean time
-//! of the trials so far times the number of trials that the budget or a grid leaves. It is less if
-//! the search ends earlier or leaves settings out.
+//! of the trials so far times the number of trials that the budget or a grid leaves. In fact less
+//! time is left if the search ends earlier or leaves settings out.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ impl Shown {
         let time = minutes(trial.seconds + trial.start_seconds);
         let mut line = format!("{which}: {}: {}, {time} of engine time", name(&trial.setting), what(trial));
         if let Some((value, best)) = best.and_then(|best| Some((best.value()?, best))) {
-            // The line of that setting's trial has named the setting.
+            // An earlier line, about the trial of that setting, has named the setting.
             let is_this = best.setting == trial.setting && trial.effort != Effort::Confirm;
             line += &if is_this { "; the best so far".to_owned() } else { format!("; best {}", number(value)) };
         }

@@ -17,7 +17,7 @@ use sluice_serve::{Running, Source, start};
 use sluice_tune::{Journal, OwnGateway, Plan, RealEngines, Report, Trial, TuneError, tune};
 use tokio::time::{Instant, sleep};
 
-/// Time for the backends to be ready in the gateway; their engines serve already.
+/// Longest wait until the backends are ready in the gateway. Their engines serve already.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 const READY_POLL: Duration = Duration::from_millis(20);
 
@@ -35,7 +35,7 @@ pub(super) enum Ended {
     Interrupted,
 }
 
-/// Tunes the engines of a scenario; their logs and journal are in `folder`.
+/// Tunes the engines of a scenario. The engines' logs and journal are in `folder`.
 pub(super) fn tuned(
     plan: &Plan,
     scenario: Scenario,
@@ -45,7 +45,7 @@ pub(super) fn tuned(
     shown: &mut Shown,
 ) -> Result<Report, Ended> {
     raise_file_limit();
-    // Shows warnings about engines, such as a program that does not answer.
+    // Warnings about engines are shown, such as about a program that does not answer.
     if let Err(error) = log::init_warnings("sluice_fleet") {
         eprintln!("warnings of engines are not shown: {error}");
     }

@@ -2,8 +2,8 @@
 //! after the faults.
 //!
 //! Clocks are up to a tenth too fast or too slow. Candidates are killed, frozen and cut off. The
-//! store is slow or down, loses calls, answers or the object. A frozen candidate counts as leading
-//! while its clock says so, because it acts by that clock when it goes on.
+//! store is slow or down, or loses calls, answers or the object. A frozen candidate counts as
+//! leading while the term lasts on the candidate's clock, by which it acts when it goes on.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ const CALL: u64 = LEASE / 5;
 const TICK: u64 = 20;
 const SEEDS: u64 = 300;
 const FAULTY: u64 = 90_000 / TICK;
-/// A lease on the slowest clock, the rest of a running call, a read and a write.
+/// Milliseconds within which a candidate must lead: a lease on the slowest clock, the rest of a
+/// running call, a read and a write.
 const SOON: u64 = LEASE * 10 / 9 + CALL * 2 + PERIOD * 2;
 
 fn ms(value: u64) -> Duration {
@@ -28,7 +29,8 @@ fn ms(value: u64) -> Duration {
 enum Call {
     /// Real time of the next read.
     Idle(u64),
-    /// `until`: on the candidate's clock. `number` identifies late answers.
+    /// Waits for an answer `until` a time on the candidate's clock. An answer with another `number`
+    /// is late.
     Waits { number: u64, until: Duration },
 }
 
@@ -59,11 +61,11 @@ struct World {
     object: Option<(LeaseRecord, u64)>,
     version: u64,
     down: bool,
-    /// Percentage of messages up to two leases late.
+    /// Percentage of messages that arrive up to two leases late.
     late: usize,
     calls: u64,
     started: u64,
-    /// The last leader, and the real end of the term.
+    /// The last leader, and the end of the term in real time.
     last: Option<(String, u64)>,
     /// Shortest time between two terms.
     gap: u64,
@@ -133,7 +135,7 @@ impl World {
                     self.send(node, number, Message::Found(found), 1);
                 }
             }
-            // The write of a killed candidate arrives, too.
+            // A write arrives even if the candidate was killed after it sent the write.
             Message::Write(record, over) => {
                 let same = self.object.as_ref().map(|(_, version)| *version) == over;
                 if same {
@@ -175,7 +177,7 @@ impl World {
         self.now += TICK;
         let is_frozen = |nodes: &[Node], id: &str| nodes.iter().any(|node| node.frozen && node.candidate.id() == id);
         let (nodes, now) = (&self.nodes, self.now);
-        // Messages for a frozen candidate wait; calls reach the store.
+        // Answers to a frozen candidate wait, but the calls that it sent reach the store.
         let (mut due, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.messages).into_iter().partition(|message| {
             let to_node = matches!(message.3, Message::Found(_) | Message::Written(_));
             message.0 <= now && !(to_node && is_frozen(nodes, &message.1))
@@ -248,7 +250,7 @@ impl World {
         }
     }
 
-    /// Returns the milliseconds that this takes.
+    /// Runs the world until a candidate leads. Returns the milliseconds that this takes.
     fn until_one_leads(&mut self) -> u64 {
         let begun = self.now;
         while self.leaders().is_empty() {
@@ -271,7 +273,7 @@ fn never_do_two_lead_and_one_does_soon_after_the_faults() {
             world.tick();
         }
         world.heal();
-        // The state is now as after a crash.
+        // The rest of the schedule is as after a crash of the leader.
         (0..2 * LEASE / TICK).for_each(|_| world.tick());
         world.until_one_leads();
         gap = gap.min(world.gap);

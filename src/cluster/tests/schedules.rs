@@ -2,23 +2,23 @@
 //! times.
 //!
 //! In `strict`, an engine never runs more than the limit. In `keep`, it may also run requests that
-//! were admitted on shares that were not renewed: for each gateway at most the last share. After
-//! the faults, the whole limit is usable again.
+//! were admitted on shares that were not renewed, for each gateway at most the size of the last
+//! share. After the faults, the whole limit is usable again.
 //!
 //! `SLUICE_LEDGER_SCHEDULES=10000` runs more schedules; `SLUICE_LEDGER_FIRST=n` sets the first
 //! seed.
 
 use super::world::{Faults, World};
 
-/// Default schedules in each mode.
+/// Number of schedules in each mode by default.
 const SCHEDULES: u64 = 100;
 const FAULTY: u64 = 600;
-/// Beats until half of the limit is usable under load, after any faults.
+/// Most beats after the end of the faults until half of the limit is usable under load.
 const MOST_BEATS: u64 = 40;
-/// Beats until all of it is usable, after a calm moment.
+/// Most beats after a calm moment until the whole limit is usable.
 const ALL_BEATS: u64 = 40;
 const BEAT: u64 = 5;
-/// Enough time for a sample that began before the calm, and one within it.
+/// Ticks of calm: enough for a sample that began before the calm, and for one that begins in it.
 const CALM: u64 = 200;
 
 fn schedules() -> std::ops::Range<u64> {
@@ -55,7 +55,7 @@ fn disturb(world: &mut World) {
             world.kill(index, power_failed);
             world.gateways[index].frozen = false;
         }
-        // The old process may go on under the same name.
+        // A second process starts under the name; the first one may still run.
         1 if world.gateways.iter().filter(|gateway| gateway.alive).count() < 8 => {
             let (name, rate) = (world.gateways[index].name, 90 + world.rng.below(21) as u64);
             let started = world.start(name, rate);
@@ -67,7 +67,8 @@ fn disturb(world: &mut World) {
         6 => world.gateways[index].faults = Faults { stale_read: 70, late_write: 40, ..Faults::default() },
         7 => {
             let faults = Faults { lost_read: 20, lost_write: 20, lost_answer: 20, late_write: 20, ..Faults::default() };
-            // In `keep`, members take back shares on engines without pages (`situations.rs`).
+            // In `keep`, members free shares on engines that send no pages, which `situations.rs`
+            // tests.
             let no_page = if world.keep { 0 } else { 80 };
             world.gateways[index].faults = Faults { stale_read: 20, no_page, ..faults };
         }
@@ -102,7 +103,7 @@ fn check(world: &World, seed: u64) {
     }
 }
 
-/// Ends all faults, with demand for everything.
+/// Ends all faults, and makes every gateway demand more than the limits.
 fn heal(world: &mut World) {
     world.store.down = false;
     for gateway in &mut world.gateways {
@@ -147,7 +148,7 @@ fn run(seed: u64, keep: bool) -> (u64, u64) {
     }
     heal(&mut world);
     let most = until_usable(&mut world, seed, 50, MOST_BEATS);
-    // Samples of a calm time show that nothing is unexplained.
+    // Samples of a calm time show that the engines run no unexplained requests.
     demand(&mut world, 0);
     world.run(world.longest as u64 + CALM);
     demand(&mut world, 40);

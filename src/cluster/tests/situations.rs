@@ -1,7 +1,7 @@
 //! Single situations that an operator could see.
 //!
-//! Most run in the simulated world; some drive members directly. Times are ticks of 100 ms in the
-//! world, seconds for members.
+//! Most tests run in the simulated world, with times in ticks of 100 ms. Some call members
+//! directly, with times in seconds.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::notice::{Notice, Standing};
 use crate::usage::{LocalUse, Page, Usage};
 
 const BEAT: u64 = 5;
-/// Ticks until the entry for earlier gateways is free: 1.25 leases, a second, and some beats.
+/// Ticks until the capacity of the entry `EARLIER` is free: 1.25 leases, a second, and some beats.
 const BEGIN: u64 = 100;
 
 fn world(slots: u64, gateways: usize) -> World {
@@ -169,8 +169,8 @@ fn a_share_that_was_not_renewed_in_time_is_not_claimed_from_a_lost_object() {
     assert_eq!(share(&world, 0) + share(&world, 1), 20);
 }
 
-/// The gateway sees requests that follow each other without a break. On the engine there are
-/// breaks, because the gateway sees an end only after the next request has begun.
+/// To the gateway, one request follows the other without a break. On the engine there are breaks,
+/// because the gateway sees the end of a request only after the next one has begun.
 #[test]
 fn a_request_that_begins_hides_none_whose_end_is_not_seen_yet() {
     let request = |gateway, (arrives, ends): (u64, u64)| Request {

@@ -19,8 +19,8 @@ use crate::usage::{LocalUse, Page, Usage};
 pub(super) const TICK_MS: u64 = 100;
 pub(super) const LEASE: Duration = Duration::from_millis(2_000);
 /// Leases without a renewal, on a gateway's own clock, after which others may take its share.
-/// Others wait until the lease is over for sure, and twelve leases more (`KEEP_LEASES`): on their
-/// fast clock, that is more than ten leases of this slow one.
+/// Others wait until the lease is over for sure, and twelve leases more (`KEEP_LEASES`). Even on
+/// their fast clocks, this takes more than ten leases of the gateway's slow clock.
 const GIVEN_UP: u32 = 10;
 const PERIOD: u64 = 5;
 const RETRIES: u32 = 3;
@@ -31,7 +31,7 @@ const PAGE_AGE: usize = 3;
 pub(super) struct Engine {
     pub(super) limit: [Option<u64>; 4],
     pub(super) requests: Vec<Request>,
-    /// Running sequences in the last ticks, latest first.
+    /// Number of running sequences in each of the last ticks, latest first.
     pages: VecDeque<u64>,
 }
 
@@ -74,17 +74,19 @@ pub(super) struct Gateway {
     next: u64,
     attempt: u64,
     retries: u32,
-    /// Requests wanted at once on each backend.
+    /// Requests that the gateway wants to run at once on each backend.
     pub(super) demand: Vec<u64>,
     need: Vec<u64>,
     settled: Vec<u64>,
-    /// When the process last ran, and the time until which a pause may hide ends of requests.
+    /// When the process last ran.
     ran: u64,
+    /// Until when a pause may hide ends of requests.
     blind_until: u64,
     page: Vec<Option<Page>>,
     pub(super) last_room: Vec<u64>,
-    /// Shares in the last confirmed write, and its time.
+    /// Shares in the last confirmed write.
     pub(super) last_share: Vec<u64>,
+    /// The tick of that confirmation.
     pub(super) confirmed: u64,
 }
 
@@ -96,10 +98,10 @@ pub(super) struct World {
     pub(super) engines: Vec<Engine>,
     pub(super) gateways: Vec<Gateway>,
     messages: Vec<Message>,
-    /// Longest request, ticks.
+    /// Length of the longest request, ticks.
     pub(super) longest: usize,
     starts: u64,
-    /// Ticks until the connections of a dead process close, at most.
+    /// Most ticks until the connections of a killed process close.
     pub(super) closes_after: usize,
 }
 
@@ -124,7 +126,7 @@ impl World {
         self.rng.below(100) < per_cent
     }
 
-    /// Returns the index of the process.
+    /// Starts a gateway process. Returns the index.
     pub(super) fn start(&mut self, name: usize, rate: u64) -> usize {
         self.starts += 1;
         let identity = Identity { name: format!("gw{name}"), incarnation: self.starts };
@@ -204,7 +206,7 @@ impl World {
             engine.pages.truncate(PAGE_AGE);
             let frozen = |request: &Request| self.gateways[request.gateway].frozen;
             let dead = |request: &Request| !self.gateways[request.gateway].alive;
-            // A frozen gateway sees ends later.
+            // A frozen gateway sees ends of requests when it goes on.
             engine.requests.retain(|request| {
                 tick < request.ends || (!dead(request) && (frozen(request) || tick < request.seen_end))
             });
@@ -412,7 +414,7 @@ impl World {
         }
     }
 
-    /// Use measured since the last plan.
+    /// The gateway's use of each engine, measured since the last plan.
     fn local(&mut self, index: usize) -> LocalUse {
         let mut local = LocalUse::new();
         for engine in 0..self.engines.len() {

@@ -35,9 +35,9 @@ fn the_problem_with_a_key_in_the_wrong_table_names_its_own() {
     one_in(TWO_POOLS, &["listen=x"], "listen", "write it as server.listen");
     one_in(TWO_POOLS, &["pool.short.backend.a.long_prefix={}"], "pool[0].backend[0].long_prefix", "pool.long_prefix");
     one_in(TWO_POOLS, &["tls={}"], "tls", "server.tls");
-    // An unknown key that is similar to a key of the table was meant to be that key.
+    // The hint for an unknown key is a similar key of the same table.
     one_in(TWO_POOLS, &["pool.short.backend.a.wieght=1"], "pool[0].backend[0].wieght", "did you mean 'weight'?");
-    // A key that many tables have belongs to none in particular.
+    // No table is suggested for a key that many tables have.
     one_in(TWO_POOLS, &["name=x"], "name", "known: server");
 }
 

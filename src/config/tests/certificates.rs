@@ -21,7 +21,8 @@ fn errors(folder: &Path, text: &str) -> Vec<String> {
     problems.errors.iter().map(|problem| format!("{}: {}", problem.path(), problem.situation())).collect()
 }
 
-/// Asserts that there is one problem for each of `wanted`, at that path and with those words.
+/// Asserts that there is one problem for each entry of `wanted`, which has the path and words of
+/// the message.
 #[track_caller]
 fn are(found: &[String], wanted: &[(&str, &str)]) {
     assert_eq!(found.len(), wanted.len(), "{found:#?}");

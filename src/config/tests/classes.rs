@@ -4,7 +4,7 @@ use super::{read, read_with};
 
 const POOL: &str = "[[pool]]\nname = \"all\"\n[[pool.backend]]\nname = \"a\"\nurl = \"http://127.0.0.1:9\"\n";
 
-/// Name, first length, and the length after the last, of each class.
+/// For each class: the name, the first length, and the first length after the class.
 fn classes(text: &str) -> Vec<(String, u64, Option<u64>)> {
     let config = read(text).expect("a valid configuration").config;
     let each = config

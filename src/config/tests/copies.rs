@@ -1,7 +1,7 @@
 //! Backends that stand for several equal processes.
 //!
-//! The tests check names, ports and devices of the copies, that a change of the number changes no
-//! copy that stays, and that each mistake is reported once.
+//! The tests check names, ports and devices of the copies. A change of the number must not change
+//! the copies that stay, and each mistake must be reported once.
 
 use super::{read, read_with, valid};
 use crate::{Config, Gpu, Target};

@@ -13,6 +13,7 @@ mod cors;
 mod problems;
 mod priorities;
 mod engines;
+mod events;
 mod experiments;
 mod proxies;
 mod ranks;
@@ -123,7 +124,8 @@ fn flags_without_long_backends_make_one_pool_for_everything() {
     assert_eq!(config.pools[0].models, super::ModelScope::All);
 }
 
-/// The pools of a sample without the keys that flags do not set: names, models, backends.
+/// The pools of a sample, without names, models and backends, in which the sample differs from a
+/// configuration of flags.
 fn arrangement(mut config: super::Config) -> Vec<super::Pool> {
     for pool in &mut config.pools {
         (pool.name, pool.models, pool.backends) = (String::new(), super::ModelScope::All, Vec::new());

@@ -1,6 +1,6 @@
-//! Each problem has a test that finds it at the key. Most tests apply `--set` texts to two valid
-//! pools ([`one`]) and expect exactly one error, with a certain path and a part of the message. One
-//! report shows many problems at once.
+//! For each problem, a test expects it at the right key. Most tests apply `--set` texts to two
+//! valid pools ([`one`]) and expect exactly one error, with a certain path and a part of the
+//! message. One test has a report with many problems at once.
 
 use super::{DIGEST, TWO_POOLS, environment, read, read_with};
 use crate::{ArgValue, Config, Problems, Target};
@@ -221,7 +221,7 @@ fn launch_is_checked_as_far_as_that_is_possible_without_starting_it() {
     let launch = |table: &str| format!("pool.long.backend=[{{name=\"b\", launch={table}}}]");
     one(&[&launch("{port=8005}")], "pool[1].backend[0].launch.command", "missing");
     one(&[&launch("{command=[\"vllm\"], port=70000}")], "pool[1].backend[0].launch.port", "70000");
-    // Ports that are chosen later do not clash.
+    // Ports that the gateway chooses later do not clash.
     let unchosen = "pool.long.backend=[{name=\"b\", launch={command=[\"vllm\"]}}, {name=\"c\", launch={command=[\"vllm\"], port=0}}]";
     read_with(TWO_POOLS, &[unchosen]).unwrap();
     for range in ["9000", "9000-8000", "0-9", "a-b"] {

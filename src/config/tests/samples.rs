@@ -22,7 +22,7 @@ fn sample(name: &str) -> String {
 
 fn load(name: &str) -> Loaded {
     let folder = with_files();
-    // The log folder of a service does not exist here.
+    // The folder `/var/log/sluice` of an installed service does not exist here.
     let text = sample(name).replace("/var/log/sluice", &folder.path().display().to_string());
     let loaded = Config::parse(&text, name, &[], &surroundings(folder.path()));
     loaded.unwrap_or_else(|problems| panic!("config/{name}: {problems}"))
@@ -143,7 +143,7 @@ fn every_example_in_the_reference_can_be_read() {
                 Situation::TwoStores,
                 Situation::TlsWithoutHttps,
                 Situation::FewArms,
-                // The rule about `[tracing]`, or the missing feature.
+                // One is the rule about `[tracing]`, the other the missing feature.
                 Situation::TlsWithoutHttps | Situation::WithoutTracing
             ]
         ),

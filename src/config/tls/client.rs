@@ -91,8 +91,8 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// Digest of CA, name, certificate and key; never 0. A connection is reused only for the same
-    /// digest.
+    /// Digest of CA, name, certificate and key; never 0. A connection is reused only for settings
+    /// with the same digest.
     pub fn digest(&self) -> u64 {
         self.digest
     }

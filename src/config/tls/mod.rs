@@ -1,15 +1,16 @@
 //! TLS settings for both sides (clients and engines), and the validity of certificates.
 //!
-//! TLS is rustls with ring, on byte streams that this crate owns. pingora's own TLS is not used:
-//! the `rustls` feature is marked experimental, has no client certificates per backend and cannot
-//! replace the certificate of a running listener; the `openssl` feature would make the wheel and
-//! the Debian package depend on each machine's libssl. ring instead of aws-lc, because aws-lc takes
-//! most of a minute of a cold build.
+//! TLS is rustls with ring, on byte streams that this crate owns. pingora's own TLS is not used.
+//! Its `rustls` feature is marked experimental, has no client certificates per backend and cannot
+//! replace the certificate of a running listener. Its `openssl` feature would make the wheel and
+//! the Debian package depend on each machine's libssl. The provider is ring and not aws-lc, because
+//! aws-lc takes most of a minute of a cold build.
 //!
-//! TLS 1.2 and 1.3, with rustls' defaults for ciphers and groups, which no configuration key can
-//! weaken. Early data is off, because a request in it could be replayed. Names are checked against
-//! subject alternative names, as in all current clients. Pure, except for `random`, and for
-//! `client::system`, which reads the CA certificates of the machine.
+//! The versions are TLS 1.2 and 1.3, with rustls' defaults for ciphers and groups, which no
+//! configuration key can weaken. Early data is off, because a request in it could be replayed. A
+//! name is compared with the certificate's subject alternative names, as in all current clients.
+//! All functions are pure, except `random`, and `client::system`, which reads the CA certificates
+//! of the machine.
 
 mod pem;
 mod validity;

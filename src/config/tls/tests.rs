@@ -1,6 +1,6 @@
 //! Handshakes in memory.
 //!
-//! Tests which certificates are accepted, and the error when one is not.
+//! The tests check which certificates are accepted, and the error when a certificate is refused.
 
 use rustls::ProtocolVersion;
 use rustls::pki_types::ServerName;

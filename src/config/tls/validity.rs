@@ -1,9 +1,9 @@
 //! Reads the validity period of a certificate from its DER.
 //!
-//! rustls verifies the dates of a peer's certificate but does not expose them, and a metric must
-//! show when the gateway's own certificate expires. The fields before the dates (RFC 5280, 4.1:
-//! version, serial number, algorithm, issuer) are skipped by their lengths, because a full parser
-//! would add a dozen crates.
+//! A metric must show when the gateway's own certificate expires, but rustls, which verifies the
+//! dates of a peer's certificate, does not expose dates. The fields before the dates (RFC 5280,
+//! 4.1: version, serial number, algorithm, issuer) are skipped by their lengths, because a full
+//! parser would add a dozen crates.
 
 use jiff::civil::DateTime;
 
@@ -52,7 +52,7 @@ fn element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, first], rest) = input.split_first_chunk()?;
     let (length, rest) = match first {
         0..=0x7F => (usize::from(first), rest),
-        // Certificates are far below 16 MiB.
+        // A length has at most three bytes, because certificates are far below 16 MiB.
         0x81..=0x83 => {
             let (digits, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
             (digits.iter().fold(0, |length, digit| length << 8 | usize::from(*digit)), rest)
@@ -76,7 +76,7 @@ fn seconds(tag: u8, text: &[u8]) -> Option<i64> {
     };
     let part = |index: usize| i8::try_from(number(&rest[2 * index..2 * index + 2])).ok();
     let time = DateTime::new(year, part(0)?, part(1)?, part(2)?, part(3)?, part(4)?, 0).ok()?;
-    // Not through `Timestamp`, whose range ends a day before the largest date of a certificate.
+    // `Timestamp` cannot be used: the range ends a day before the largest date of a certificate.
     Some(time.duration_since(EPOCH).as_secs())
 }
 

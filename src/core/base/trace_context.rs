@@ -3,9 +3,9 @@
 //!
 //! A client may send the header `traceparent`: the ids of the trace and of the client's span, and
 //! whether the client samples the trace; the gateway follows that choice. Without the header the
-//! gateway begins a new trace, and samples a share of the new traces. The share is compared with
-//! the low 64 bits of the trace id, as in OpenTelemetry's libraries, so gateways with the same
-//! share sample the same traces.
+//! gateway begins a new trace, and samples a share of the new traces. The low 64 bits of the trace
+//! id decide whether a trace is in the share, as in OpenTelemetry's libraries, so gateways with the
+//! same share sample the same traces.
 //!
 //! Ids are numbers and come from the caller; 0 is not a valid id. Nothing here allocates.
 
@@ -17,7 +17,8 @@ use super::{Rng, hash_two};
 /// Bytes of a `traceparent` of version 00.
 const LENGTH: usize = 55;
 const SAMPLED: u8 = 1;
-/// The flags that are passed on: "sampled" and "the id is random". All others must be sent as 0.
+/// The flags that the gateway passes on: "sampled" and "the id is random". All other flags must be
+/// sent as 0.
 const KNOWN_FLAGS: u8 = 3;
 
 /// The value of the header `traceparent`.

@@ -158,8 +158,8 @@ fn write_shortest(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)])
     write!(f, "{}{}", value / scale, name)
 }
 
-/// Accepts a string with a unit, and a bare number (in base units) if the second field can convert
-/// it.
+/// Accepts a string with a unit. If the second field has a function, a bare number in base units is
+/// accepted too.
 struct SizeVisitor<T>(std::marker::PhantomData<T>, Option<fn(u64) -> T>);
 
 impl<T: FromStr<Err = UnitError>> Visitor<'_> for SizeVisitor<T> {

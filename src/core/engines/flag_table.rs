@@ -1,14 +1,16 @@
 //! The flags of the program of an engine that is not vLLM.
 //!
-//! A list has a line for each kind of value and each effect: `int scheduling: parallel|np ...`; `|`
-//! separates other names of the same flag. A flag that is not in the list is passed on unchecked,
-//! because versions differ. vLLM's flags are in [`vllm::flags`](crate::vllm::flags).
+//! A list has a line for each kind of value and each effect: `int scheduling: parallel|np ...`. `|`
+//! separates the names of one flag. A flag that is not in the list is passed to the program
+//! unchecked, because versions of the program differ. vLLM's flags are in
+//! [`vllm::flags`](crate::vllm::flags).
 
 use std::collections::BTreeMap;
 
 use crate::vllm::flags::value::{FlagValue, SecretText, finite};
 
-/// The flags of one program, and the roles of flags that the gateway reads or writes.
+/// The flags of one program. The fields after `package` name the flags that the gateway itself
+/// reads or writes.
 #[derive(Debug)]
 pub struct FlagTable {
     /// The name of the engine in messages.
@@ -18,7 +20,7 @@ pub struct FlagTable {
     pub list: &'static str,
     /// How the program reads flags.
     pub form: FlagForm,
-    /// The beginning of the name of a program whose flags follow directly: `llama-server`.
+    /// The beginning of the program's name, if the flags follow it directly: `llama-server`.
     pub program: Option<&'static str>,
     /// The name of the package after `python -m`, and of the program that has the subcommand
     /// `serve`.
@@ -32,7 +34,7 @@ pub struct FlagTable {
     pub model: &'static [&'static str],
     /// The flag for the number of sequences that run at once.
     pub sequences: Option<&'static str>,
-    /// Flags whose values, multiplied, are the number of devices.
+    /// Flags whose values are multiplied to get the number of devices.
     pub devices: &'static [&'static str],
     /// Flags that the online tuner changes: vLLM's name, and this program's name. Each change
     /// restarts the engine.
@@ -57,7 +59,7 @@ pub(super) const NO_FLAGS: FlagTable = FlagTable {
 /// The way in which a program reads its flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagForm {
-    /// `--name=value`, and `--name` alone for a switch that is on; no switch can be turned off.
+    /// `--name=value`, or `--name` alone, which turns a switch on. No switch can be turned off.
     Joined,
     /// `--name value`, `--name` and `--no-name`.
     Apart,
@@ -134,8 +136,8 @@ impl FlagTable {
         self.listed().map(|(flag, _)| flag.name)
     }
 
-    /// Whether a client of the admin API may change the flag without further configuration: it
-    /// changes only scheduling or the use of memory. False for an abbreviated name.
+    /// Whether a client of the admin API may change the flag without further configuration, because
+    /// the flag changes only scheduling or the use of memory. False for an abbreviated name.
     pub fn is_tunable(&self, flag: &str) -> bool {
         self.exact(flag).is_some_and(|flag| flag.is_tunable)
     }
@@ -198,7 +200,7 @@ impl FlagTable {
                 Some(before) => word == "serve" && named(before, package),
                 None => false,
             });
-            // The simulator plays every engine that has flags.
+            // The simulator (`sluice sim`) plays every engine that has flags.
             is_program || is_package || (!self.list.is_empty() && at == 1 && word == "sim")
         };
         command.iter().enumerate().take(PREFIX_WORDS).position(is_last).map(|at| at + 1)
@@ -236,7 +238,8 @@ impl FlagTable {
     }
 }
 
-/// The program must be among this many first words: `nice -n 10 env A=b python -m x`.
+/// The program must be among this many first words of a command such as `nice -n 10 env A=b python
+/// -m x`.
 const PREFIX_WORDS: usize = 10;
 
 #[cfg(test)]

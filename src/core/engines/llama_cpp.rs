@@ -2,9 +2,9 @@
 //!
 //! The server listens while it loads the model: `/health` then responds with 503 and the text
 //! "Loading model". It runs as many sequences as it has slots (`--parallel`) and queues other
-//! requests inside, so the gateway sends at most `total_slots` of `/props` requests at once.
-//! Metrics exist only with `--metrics`; the token counters move when a sequence ends,
-//! `n_decode_total` at every step.
+//! requests inside, so the gateway sends at most as many requests at once as `total_slots` on
+//! `/props` says. Metrics exist only with `--metrics`. The token counters move when a sequence
+//! ends, but `n_decode_total` moves at every step.
 
 use std::time::Duration;
 
@@ -96,7 +96,8 @@ const FLAGS: FlagTable = FlagTable {
 
 const LOG: LogRules = LogRules {
     form: LogForm {
-        // "0.00.014.973 I srv    load_model: ": time, level, component. Older versions log none.
+        // "0.00.014.973 I srv    load_model: ": time, level, component. Older versions log none of
+        // the three.
         message: |line| match level(line) {
             Some((_, rest)) => rest,
             None => line.trim_end(),

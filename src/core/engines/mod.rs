@@ -54,9 +54,9 @@ kinds! {
     LlamaCpp = "llama.cpp" in llama_cpp,
     /// Triton.
     Triton = "triton" in triton,
-    /// A server with the API of OpenAI.
+    /// Any server with the API of OpenAI.
     OpenAi = "openai" in openai,
-    /// One job at a time.
+    /// A process that does one job at a time.
     Serial = "serial" in serial,
 }
 
@@ -66,8 +66,8 @@ impl EngineKind {
         Self::ALL.into_iter().find(|kind| kind.rules().owners.contains(&owner))
     }
 
-    /// Whether a server that was found to be of the `other` kind is certainly not of this kind:
-    /// this kind can be recognised, or the two have no route in common.
+    /// Whether a server that was found to be of the `other` kind is certainly not of this kind.
+    /// True if this kind can be recognised, or the two kinds have no route in common.
     pub fn excludes(self, other: Self) -> bool {
         let both = |route| (self.rules().serves)(route) && (other.rules().serves)(route);
         self != other && (self.rules().identity.is_some() || !Route::ALL.into_iter().any(both))

@@ -1,8 +1,9 @@
 //! Any server with the API of OpenAI: `trtllm-serve`, vLLM-Omni, a proxy, a service.
 //!
 //! The gateway asks only for `/health`, `/v1/models` and `/openapi.json`. There are no counters
-//! that could show a hang, and only the pool's configuration limits the requests at once. Every
-//! route of the API is passed on; the server's refusal shows that it lacks a route.
+//! that could show a hang, and only the pool's configuration limits the requests at once. The
+//! gateway passes on every route of the API. If the server lacks a route, the client gets the
+//! server's refusal.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The rules of an engine: the facts by which one kind of server differs from another.
 //!
 //! A kind has one constant of [`EngineRules`] in a file of this folder. Requests, probes and starts
-//! read the rules of a backend's kind, and never ask which kind it is. Pure: statuses, pages and
-//! routes in, values out.
+//! read the rules of a backend's kind, and never ask which kind it is. The rules are pure functions
+//! of statuses, pages and routes.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::vllm::metrics::MetricsSnapshot;
 pub struct EngineRules {
     /// The page that says whether the engine serves requests.
     pub health: &'static str,
-    /// Lower bound of a health probe's time limit, for a page that needs time to answer.
+    /// Shortest time limit of a health probe, because some health pages need time to answer.
     pub health_takes: Duration,
     /// Whether the engine answers probes while a request runs. If not, it is probed only when idle,
     /// and only the pool's `deadline` shows a hang.
@@ -46,16 +46,17 @@ pub struct EngineRules {
     /// Whether the engine has a route. A route that some engines of the kind lack counts as
     /// present: the engine's answer decides.
     pub serves: fn(Route) -> bool,
-    /// Whether the engine limits each model by itself, so that several pools may name one server.
+    /// Whether the engine has a separate limit for each model, so that several pools may name one
+    /// server.
     pub limits_each_model: bool,
-    /// Whether every request is a job: work that is not measured in tokens.
+    /// Whether every request is a job, whose work is not measured in tokens.
     pub does_jobs: bool,
-    /// Whether the engine ends a request whose connection is closed. Otherwise the slot stays in
-    /// use until the engine answers.
+    /// Whether the engine ends a request when the gateway closes the connection. Otherwise the slot
+    /// stays in use until the engine answers.
     pub aborts: bool,
     /// Whether the engine can continue an answer that another engine began.
     pub continues: bool,
-    /// The flags of the program, for engines that the gateway starts; `None`: vLLM's.
+    /// The flags of the program, for engines that the gateway starts; `None` for vLLM.
     pub flags: Option<&'static FlagTable>,
     /// How the log shows the phases of a start, and failures.
     pub log: &'static LogRules,
@@ -91,12 +92,13 @@ impl Health {
 /// The metrics page of a kind.
 #[derive(Debug)]
 pub struct MetricsPage {
-    /// The port of the page, unless a backend names another one; `None`: the port of requests.
+    /// The port of the page, unless the backend's configuration names another; `None` for the port
+    /// of requests.
     pub port: Option<u16>,
-    /// Reads the page. The values have vLLM's names.
+    /// Reads the page into fields with vLLM's names.
     pub read: fn(&str) -> MetricsSnapshot,
-    /// Whether the counters move with every step, so that an engine whose counters stand still is
-    /// hung.
+    /// Whether the counters move with every step. If so, an engine that has requests while the
+    /// counters stand still is hung.
     pub shows_steps: bool,
     /// Whether the counter of generated tokens moves while a response runs, not only at the end.
     pub counts_tokens: bool,
@@ -127,8 +129,8 @@ pub(super) fn has_members(body: &[u8], names: &[&str]) -> bool {
     object.is_ok_and(|object| names.iter().all(|name| object.contains_key(*name)))
 }
 
-/// The log of a program of any kind. Its phases are unknown, so only the health page shows when a
-/// start is over.
+/// The rules for the log of an unknown program. The phases are unknown too, so only the health page
+/// shows when a start is over.
 pub(super) const PLAIN_LOG: LogRules = LogRules {
     form: LogForm { message: |line| line, is_remark: |_| false, phases: &[] },
     failures: PYTHON_FAILURES,
@@ -138,7 +140,7 @@ pub(super) const PLAIN_LOG: LogRules = LogRules {
     advice: PLAIN_ADVICE,
 };
 
-/// Texts of a Python program, or a shell, that finds no file or module.
+/// Texts that Python or a shell prints if it does not find a file or module.
 const PYTHON_FAILURES: &[(&str, FailureClass)] = &[
     ("ModuleNotFoundError", FailureClass::ProgramMissing),
     ("can't open file", FailureClass::ProgramMissing),

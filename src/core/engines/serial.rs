@@ -1,11 +1,11 @@
 //! A process that does one job at a time: speech, images, a Flask or FastAPI program.
 //!
-//! A second job would wait inside the process, unordered; so a backend gets one job, and the others
-//! wait in the pool's queue. A process with one thread answers nothing while it works, so it is not
-//! probed then. Configure several processes as several backends. Such a server may have no health
-//! page: any answer below 500 shows that it accepts requests. It has no counters, so only the
-//! `deadline` of the pool shows that it hangs. The process does not notice that a client has left,
-//! so the slot stays in use until it answers.
+//! A second job would wait inside the process, unordered, so a backend gets one job, and other jobs
+//! wait in the pool's queue. A process with one thread answers nothing while it works, so the
+//! gateway does not probe it then. Configure several processes as several backends. Such a server
+//! may have no health page: any answer below 500 shows that it accepts requests. It has no
+//! counters, so only the `deadline` of the pool shows that it hangs. The process does not notice
+//! that a client has left, so the slot stays in use until the process answers.
 
 use std::time::Duration;
 

@@ -1,14 +1,15 @@
 //! SGLang 0.5.
 //!
 //! `/health_generate` generates a token, or waits up to 20 s for a token of a running request. It
-//! responds with 503 while the engine starts, stops or hangs. It looks for the token once a second,
-//! so every answer takes a second or more. Metrics exist with `--enable-metrics`. Their token
-//! counts move at the end of a request, except `realtime_tokens_total`, which moves every 40 steps:
-//! this shows that the engine works, but cannot be compared with the tokens that streams received.
-//! `/v1/loads` has one entry per data-parallel rank; the engine's limit is their sum.
+//! responds with 503 while the engine starts, stops or hangs. SGLang looks for the token once a
+//! second, so every answer takes a second or more. Metrics exist with `--enable-metrics`. The token
+//! counts move at the end of a request, except `realtime_tokens_total`, which moves every 40 steps.
+//! That counter shows that the engine works, but cannot be compared with the tokens that streams
+//! received. `/v1/loads` has one entry per data-parallel rank; the engine's limit is the sum over
+//! the entries.
 //!
-//! A full queue (`--max-queued-requests`) is a 503 with the text "The request queue is full.", so
-//! another engine gets the request.
+//! If the queue is full (`--max-queued-requests`), SGLang responds with 503 and the text "The
+//! request queue is full.", and another engine gets the request.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The rules of each kind, on pages as the servers write them.
 //!
-//! The pages are of SGLang 0.5.23 and of llama.cpp b10434. Each page is read by the rules of every
-//! kind, and must mean nothing to the other kinds.
+//! The pages are of SGLang 0.5.23 and of llama.cpp b10434. The rules of every kind read each page;
+//! only the rules of the page's own kind may find values in it.
 
 use super::{EngineKind, Health};
 use crate::openai::Route;
@@ -105,8 +105,8 @@ fn a_kind_that_any_server_may_have_excludes_only_servers_without_its_routes() {
     for (kind, other) in [(Vllm, Vllm), (OpenAi, Vllm), (OpenAi, LlamaCpp), (Serial, Vllm)] {
         assert!(!kind.excludes(other), "{kind:?} {other:?}");
     }
-    // `slots` is checked before the kind of a server is known, so recognising the kind must not
-    // change the default.
+    // The configuration is checked before the kind of a server is recognised, so all kinds that can
+    // be recognised must have the same default of `slots`.
     for kind in EngineKind::ALL.into_iter().filter(|kind| kind.rules().identity.is_some()) {
         assert_eq!(kind.rules().slots, EngineKind::default().rules().slots, "{kind:?}");
     }
@@ -164,7 +164,7 @@ fn a_start_goes_through_its_phases_by_the_log_of_the_kind() {
     }
 }
 
-/// An end of an engine: kind, last lines, phase, exit status, class.
+/// An end of an engine: kind, last lines of the log, phase, exit status, expected class.
 type End = (EngineKind, &'static str, StartPhase, i32, FailureClass);
 
 #[test]

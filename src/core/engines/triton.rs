@@ -48,7 +48,8 @@ const NAMES: &[(&str, &str)] = &[
     ("inference_request_success", "request_success_total"),
 ];
 
-/// Reads the server's metadata. Other servers that speak KServe's protocol have other names.
+/// Whether the server's metadata has Triton's name. Other servers that speak KServe's protocol have
+/// other names.
 fn is_triton(body: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Server {

@@ -1,9 +1,9 @@
 //! vLLM, the kind of engine for which the gateway was made.
 //!
-//! The facts of flags, logs and metrics are in [`vllm`](crate::vllm); this file has the rules that
-//! every kind has. vLLM's API server answers `/health` without asking the engine core, so the
-//! counters show whether the engine works. vLLM-Omni has routes for speech, images and videos; its
-//! kind is `openai`.
+//! The facts about flags, logs and metrics are in [`vllm`](crate::vllm); this file has the constant
+//! that every kind has. vLLM's API server answers `/health` without asking the engine core, so only
+//! the counters show whether the engine works. vLLM-Omni has routes for speech, images and videos,
+//! so its kind is `openai`.
 
 use std::time::Duration;
 

@@ -39,7 +39,7 @@ struct LongBody {
 pub struct BodyStats {
     /// From the start to the last byte.
     pub e2el: Duration,
-    /// Token counts, as far as the response reports them.
+    /// Token counts that the response reports, within the bounds.
     pub usage: TokenUsage,
     /// The times that the engine measured, if it reported them.
     pub times: Option<EngineTimes>,
@@ -71,7 +71,7 @@ impl BodyMeter {
             return;
         }
         let LongBody { body, reader } = &mut **self.long.get_or_insert_default();
-        // The copied bytes come first, once.
+        // When the response first exceeds `KEEP`, the copied bytes are read before the chunk.
         body.feed(&std::mem::take(&mut self.kept), |part| reader.read(part));
         body.feed(chunk, |part| reader.read(part));
     }
@@ -83,8 +83,8 @@ impl BodyMeter {
             None => (response::read(&self.kept), false),
         };
         let seen = SeenOutput { bytes: read.text, events: 0 };
-        // A token may be as short as one byte. In a long body the texts are cut before their bytes
-        // are counted, so the whole body counts as output.
+        // A token may be as short as one byte. In a long body the reader sees only the beginnings
+        // of texts, so every byte of the body counts as output.
         let most = UsageBounds { completion_max: self.bounds.completion_max.max(self.length), ..self.bounds };
         let usage = most.at_end(read.usage.unwrap_or_default(), seen);
         let output = if is_long && read.text > 0 { self.length } else { read.text };

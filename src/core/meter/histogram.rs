@@ -35,7 +35,7 @@ impl ItlHistogram {
     /// Counts `tokens` gaps of `gap` each.
     pub fn record(&mut self, gap: Duration, tokens: u32) {
         if gap.is_zero() {
-            // The events arrived together, as most do under load.
+            // The events arrived in one chunk, as most events do under load.
             self.counts[0] = self.counts[0].saturating_add(tokens);
             return;
         }

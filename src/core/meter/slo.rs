@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct Objectives {
     /// Time to first token, of an empty prompt.
     pub ttft: Option<Duration>,
-    /// Added to the bound of TTFT for each 1,000 prompt tokens.
+    /// Time that is added to the bound of TTFT for each 1,000 prompt tokens.
     pub ttft_per_1k: Duration,
     /// Time per output token.
     pub tpot: Option<Duration>,
@@ -39,8 +39,7 @@ impl Objectives {
         self.ttft.or(self.tpot).or(self.e2el).is_none()
     }
 
-    /// The objectives for a prompt of this many tokens: the growth of the TTFT bound is added to
-    /// the bound.
+    /// The objectives for a prompt of this many tokens. Their TTFT bound includes `ttft_per_1k`.
     pub fn of_prompt(&self, tokens: u64) -> Self {
         let grown = self.ttft_per_1k.mul_f64(tokens as f64 / 1e3);
         Self { ttft: self.ttft.map(|ttft| ttft.saturating_add(grown)), ttft_per_1k: Duration::ZERO, ..*self }

@@ -4,7 +4,7 @@
 //! Times count from the moment at which the gateway had received the whole request.
 //!
 //! - TTFT: to the first event with output or a finish reason.
-//! - Event ITL: gaps between such events. Gaps of zero, within a chunk, count.
+//! - Event ITL: gaps between such events. Gaps of zero, between events of one chunk, count too.
 //! - Token ITL, used instead if events carry cumulative usage: the gap since the last event with
 //!   new tokens, divided by the number of new tokens, counted once for each.
 //! - E2EL: to the last event that carries choices.
@@ -32,8 +32,9 @@ use crate::openai::sse::{RawEvent, Scanned, SseScanner};
 /// The meter of one stream. A chunk that splits no event costs no allocation and no lock. Events of
 /// any size are read; see [`LongEvent`].
 ///
-/// When stripping, the meter holds the tail of an unfinished event and the event with the finish
-/// reason, until [`StreamMeter::finish`]. Otherwise it holds nothing.
+/// Unless `strip` is [`Strip::Nothing`], the meter holds an unfinished event until the event ends.
+/// If it may remove a usage event, it holds the finish event until the next event.
+/// [`StreamMeter::finish`] returns the rest.
 ///
 /// A stream is complete when the end was seen (`[DONE]`, `message_stop`, a terminal response), or
 /// when the body ends in order and every choice that began has a finish reason
@@ -46,7 +47,8 @@ pub struct StreamMeter {
     stripper: Option<Stripper>,
     tally: Tally,
     memo: Memo,
-    /// The bytes from the first error on, which are not passed on while the text is kept.
+    /// While the text is kept: the bytes from the first error on, which the client has not
+    /// received.
     withheld: Option<Bytes>,
 }
 
@@ -63,15 +65,15 @@ pub struct StreamStats {
     pub itl: ItlHistogram,
     /// Whether `itl` counts tokens (continuous usage) and not events.
     pub token_itl: bool,
-    /// Token counts as far as the stream reported them.
+    /// Token counts that the stream reported, within the bounds.
     pub usage: TokenUsage,
     /// The times that the engine measured, if it reported them.
     pub times: Option<EngineTimes>,
     /// Events with output.
     pub content_events: u64,
-    /// Events that carried tokens: events with output, and empty events after the first one (a
-    /// token that completes no character). Fewer than the tokens if the engine gathers several in
-    /// an event.
+    /// Events that carried tokens: events with output, and empty events after the first output,
+    /// each for a token that completes no character. Fewer than the tokens if the engine puts
+    /// several into an event.
     pub token_events: u64,
     /// All events, comments included.
     pub events: u64,
@@ -101,8 +103,8 @@ impl StreamStats {
         self.usage.completion.unwrap_or(self.token_events)
     }
 
-    /// Time per output token of one of `sequences` that were generated in parallel and are assumed
-    /// to be equally long.
+    /// Time per output token of one sequence, if `sequences` of equal length were generated in
+    /// parallel.
     pub fn tpot_of_one(&self, sequences: u32) -> Option<Duration> {
         let tokens = self.usage.completion? as f64 / f64::from(sequences.max(1));
         let decoding = self.e2el?.checked_sub(self.ttft?)?;
@@ -221,7 +223,7 @@ impl StreamMeter {
         self.tally.stage
     }
 
-    /// Number of events so far which show that the engine works for this stream.
+    /// Number of events so far that show that the engine works for this stream.
     pub fn progress(&self) -> u64 {
         self.tally.progress
     }
@@ -263,14 +265,14 @@ impl StreamMeter {
 /// The stage that a stream has reached, judged by events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamStage {
-    /// No event of the response yet, at most pings.
+    /// No event came, or only pings.
     #[default]
     Waiting,
     /// The response was accepted; the engine may not have begun.
     Accepted,
-    /// The engine has begun, but no output came: a role, the start of an item.
+    /// The engine has begun, but no output came, only a role or the start of an item.
     Begun,
-    /// The first token came, or the end, or an unknown event.
+    /// Output came, or a finish reason, an error, the end, or an unknown event.
     Open,
 }
 
@@ -324,10 +326,10 @@ struct Tally {
     dialect: Dialect,
     start: Instant,
     first: Option<Instant>,
-    /// The end of the last gap that was counted.
+    /// When the last counted gap ended.
     last: Instant,
     last_choices: Option<Instant>,
-    /// Completion tokens reported up to `last`.
+    /// Completion tokens that the engine had reported at `last`.
     tokens: Option<u64>,
     /// `token_events` before and after the last run of empty events.
     empty_run: (u64, u64),

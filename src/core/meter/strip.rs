@@ -6,8 +6,8 @@
 //! chunk.
 //!
 //! The beginning of an unfinished event is held, because only the end shows whether the event must
-//! be removed; if it stays, a copy of the held part is forwarded. An event over the scanner's bound
-//! is forwarded unchanged and not held.
+//! be removed. If the event stays, a copy of the held part is forwarded. An event over the
+//! scanner's bound is forwarded unchanged and not held.
 
 use bytes::Bytes;
 
@@ -26,11 +26,12 @@ pub enum Strip {
     /// Nothing was injected, but an unfinished event is held: if another engine continues the
     /// answer, that engine cannot complete an event that the first engine began.
     PartsOnly,
-    /// The usage event at the end, which `include_usage` caused.
+    /// Removes the usage event at the end, which the injected `include_usage` caused.
     InjectedUsage,
-    /// The member `usage` of every event with choices.
+    /// Removes the member `usage` of every event with choices, and the usage event unless
+    /// `keep_final`.
     Continuous {
-        /// Whether the client requested the usage event at the end, so that it stays.
+        /// Whether the usage event at the end stays, because the client requested it.
         keep_final: bool,
     },
 }
@@ -44,8 +45,8 @@ pub enum Strip {
 /// them may finish long before the usage event.
 ///
 /// With `--enable-force-include-usage` an engine reports usage without a request for it. Usage on
-/// an event with choices shows this, unless requested as `Continuous`. Then nothing is removed,
-/// because the client would have received it anyway.
+/// an event with choices shows this if the gateway requested only the usage event. Then nothing is
+/// removed, because the client would have received the usage anyway.
 #[derive(Clone, Debug)]
 pub(super) struct Stripper {
     strip: Strip,
@@ -55,7 +56,7 @@ pub(super) struct Stripper {
     reports_unasked: bool,
     /// The event with the finish reason, until the next event arrives.
     held: Vec<u8>,
-    /// The action for the last event, if no empty line ends it.
+    /// The action for the last event of the stream, if no empty line ended it.
     last: Option<Action>,
 }
 
@@ -91,7 +92,7 @@ impl Stripper {
         std::mem::take(&mut self.held).into()
     }
 
-    /// Decides on an event that only the end of the body terminates.
+    /// Decides the action for an event that no empty line ended before the body did.
     pub(super) fn last_event(&mut self, bytes: &[u8], event: &StreamEvent) {
         let raw = RawEvent { bytes, end: bytes.len(), split: true, oversize: bytes.is_empty() };
         self.last = Some(self.action(&raw, event));
@@ -133,8 +134,8 @@ impl Stripper {
 
 /// Assembles the bytes to forward for one chunk.
 ///
-/// Bytes before `forwarded` have been decided on. Later bytes are forwarded in one slice, once
-/// other bytes must be inserted or left out, or the chunk ends.
+/// Bytes before `forwarded` are already in `out` or left out. Later bytes are forwarded in one
+/// slice when other bytes must be inserted or left out, or when the chunk ends.
 pub(super) struct ChunkStripper<'c> {
     stripper: &'c mut Stripper,
     chunk: &'c Bytes,
@@ -177,9 +178,9 @@ impl ChunkStripper<'_> {
         }
     }
 
-    /// Ends the chunk and returns the bytes to forward. An unfinished event stays in the scanner,
-    /// unless it has grown `oversize`: then `released`, the bytes so far, and the rest of the chunk
-    /// are forwarded.
+    /// Ends the chunk and returns the bytes to forward. An unfinished event stays in the scanner.
+    /// If it has become `oversize`, the earlier bytes (`released`) and the rest of the chunk are
+    /// forwarded.
     pub(super) fn end(mut self, oversize: bool, released: Vec<u8>) -> Forward {
         self.forward_to(self.event_start);
         if oversize {
@@ -189,8 +190,8 @@ impl ChunkStripper<'_> {
         self.out
     }
 
-    /// Forwards the held finish event, with the fingerprint of the usage event if that is now
-    /// removed.
+    /// Forwards the held finish event. If the next event is a usage event that is removed, the
+    /// finish event gets its fingerprint.
     fn forward_held(&mut self, raw: &RawEvent<'_>, action: &Action) {
         self.forward_to(self.event_start);
         let held = self.stripper.take_held();
@@ -238,7 +239,8 @@ fn fingerprint(event: &[u8]) -> Option<&[u8]> {
     (rest[end + 1] == b'"').then(|| &rest[..end + 2])
 }
 
-/// The event with the fingerprint as the last member, unless it has one.
+/// The event with the fingerprint as the last member. An event that has a fingerprint stays
+/// unchanged.
 fn with_fingerprint(event: Bytes, value: &[u8]) -> Bytes {
     match event.iter().rposition(|byte| *byte == b'}') {
         Some(close) if memchr::memmem::find(&event, FINGERPRINT).is_none() => {

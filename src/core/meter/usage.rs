@@ -4,8 +4,9 @@
 //! able to report arbitrary numbers. A number outside the bounds is dropped, and the gateway's own
 //! count takes its place: one token for each event with tokens, or one for each [`BYTES_PER_TOKEN`]
 //! bytes of a body's output. The bounds are wide enough for every engine that counts correctly:
-//! - Fewest completion tokens: one for each [`LONGEST_TOKEN`] bytes of output (vocabularies have
-//!   tokens of 128 blanks), and one for each [`EVENTS_PER_TOKEN`] events with output.
+//! - Fewest completion tokens: one for each [`LONGEST_TOKEN`] bytes of output, because vocabularies
+//!   have tokens of 128 blanks, or one for each [`EVENTS_PER_TOKEN`] events with output if that is
+//!   more.
 //! - Most completion tokens: the output that the request permits, or one token for each byte or
 //!   event of output if that is more. Bytes alone give no upper bound, because special tokens and
 //!   hidden reasoning add no bytes.
@@ -13,11 +14,12 @@
 
 use crate::openai::TokenUsage;
 
-/// Bytes of the longest token in JSON: 128 characters, each escaped.
+/// Bytes of the longest token in JSON: 128 characters, each with a backslash.
 pub const LONGEST_TOKEN: u64 = 256;
 /// Largest number of events with output into which one token may be cut.
 pub const EVENTS_PER_TOKEN: u64 = 8;
-/// Bytes of output per token if no better value is known: English text in today's vocabularies.
+/// Bytes of output per token if no better value is known, as for English text in today's
+/// vocabularies.
 pub const BYTES_PER_TOKEN: u64 = 4;
 
 /// The bounds for one response. By default every number is within the bounds.
@@ -50,7 +52,8 @@ impl Default for UsageBounds {
 }
 
 impl UsageBounds {
-    /// Filters a report while the response goes on. No completion count is too low yet.
+    /// Filters a report while the response goes on. A low completion count is not dropped, because
+    /// it may still rise.
     pub fn so_far(&self, reported: TokenUsage, seen: SeenOutput) -> TokenUsage {
         let prompt = reported.prompt.filter(|tokens| (self.prompt_min..=self.prompt_max).contains(tokens));
         let most = self.completion_max.max(seen.bytes).max(seen.events);

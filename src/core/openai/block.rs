@@ -1,8 +1,8 @@
 //! Processes text in blocks of 64 bytes with bit masks: bit n of a mask is for byte n of the block.
 //!
 //! A vector comparison gives a mask, for example of all quotes, and one instruction combines two
-//! masks. So the speed does not depend on the content: a client may send 200,000 escapes, and none
-//! takes a branch. The widest vectors of the processor are chosen at run time (`fearless_simd`).
+//! masks. So the speed does not depend on the content: none of 200,000 escapes in a body takes a
+//! branch. The widest vectors of the processor are chosen at run time (`fearless_simd`).
 
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 64;
@@ -50,8 +50,8 @@ pub(super) const fn tail(set: u64) -> u64 {
 /// mask of the previous block.
 #[inline(always)]
 pub(super) const fn behind(set: u64, before: u64, bytes: usize) -> u64 {
-    // With the whole mask as `before` this would be a double shift, which is seven times as slow on
-    // AMD processors.
+    // If `before` were the whole mask, the compiler would use a double shift, which is seven times
+    // as slow on AMD processors.
     set << bytes | before >> (TAIL - bytes)
 }
 

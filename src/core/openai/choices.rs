@@ -1,8 +1,8 @@
 //! Which choices of a stream have begun, and which have a finish reason.
 //!
 //! With `n` or several prompts each choice ends separately, so a stream is complete when every
-//! choice that began has ended. The fast path notes an event only if it differs from the last event
-//! in more than the text.
+//! choice that began has ended. For an event that differs from the last one only in the text, the
+//! fast path does not call `note`.
 
 use smallvec::SmallVec;
 

@@ -1,7 +1,7 @@
 //! Reads one event of a stream, in each of the dialects.
 //!
 //! Output is text, reasoning, a refusal or a tool call that is not empty, or a finish reason. A
-//! chunk with only a role or an empty delta is not output. All choices count alike.
+//! chunk with only a role or an empty delta is not output. The output of every choice counts.
 //!
 //! Dialects: `choices` (chat, completions and transcriptions differ only in where the text is),
 //! Responses (`response.*` events; the terminal event has the usage), Messages (Anthropic: usage in
@@ -67,7 +67,7 @@ pub fn read_by_scanning(dialect: Dialect, event: &[u8]) -> StreamEvent {
 
 fn scan_next(dialect: Dialect, event: &[u8], memo: &mut Memo) -> StreamEvent {
     let fields = Fields::of(event);
-    // A comment has no fields; a ping may have only a name.
+    // A comment has no fields, and a ping may have only a name, so both lack data.
     let Some(data) = fields.data.filter(|data| !data.trim_ascii().is_empty()) else {
         return StreamEvent { kind: EventKind::Ping, ..StreamEvent::default() };
     };

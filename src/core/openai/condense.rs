@@ -1,15 +1,16 @@
 //! Condenses a JSON object that arrives in pieces, in bounded memory.
 //!
 //! A terminal event may repeat a request of megabytes, and 100 MB of embeddings may precede the
-//! usage. So each member is handed to the reader as it ends, as an object of one member, with long
-//! strings cut ([`TEXT`]) and only the first element of an array. Members of `response` and
-//! `message`, and elements of `choices`, are handed over one by one in the same way:
+//! usage. So each member is handed to the reader when it ends, as an object with this one member.
+//! Long strings are cut ([`TEXT`]), and of an array only the first element is kept. Members of
+//! `response` and `message`, and elements of `choices`, are handed over one by one in the same way:
 //! `{"response":{"usage":{...}}}`. A reader of the parts finds the same values as a reader of the
 //! whole, however the bytes are cut.
 //!
-//! All other bytes are stepped over without a syntax check: outside strings only brackets and
-//! quotes matter, and the search for them has no branches for [`BLOCK`] bytes at a time. Bounds: a
-//! part takes at most [`PART`] bytes and a few strings; members that do not fit are left out.
+//! The bytes that are left out are stepped over without a syntax check. Outside strings only
+//! brackets and quotes matter, and the search for them examines [`BLOCK`] bytes at a time without a
+//! branch. Bounds: a part takes at most [`PART`] bytes and a few strings; members that do not fit
+//! are left out.
 
 use memchr::memchr2;
 
@@ -22,11 +23,12 @@ const KEY: usize = 128;
 const SCALAR: usize = 64;
 /// A part of this many bytes takes no further member.
 const PART: usize = 16 << 10;
-/// The same bound for nested containers, so that members after a large one still have room.
+/// In a part of this many bytes, a nested container takes no further member, so that members after
+/// it still have room.
 const NESTED: usize = PART / 2;
 /// Nesting depth up to which a part is kept.
 const DEPTH: u32 = 8;
-/// Bytes that are stepped over at a time.
+/// Bytes that are examined at a time when stepping over.
 const BLOCK: usize = 32;
 
 /// Reads a JSON object piece by piece.
@@ -85,12 +87,14 @@ impl Text {
 /// Stepping over the rest of the open container, or over a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Skip {
-    /// Whether only one value is stepped over, a container; the part then has `null` in its place.
+    /// Whether one value, a container, is stepped over. The part then has `null` in place of the
+    /// value.
     is_value: bool,
-    /// Number of open containers inside.
+    /// Number of open containers in the bytes that are stepped over.
     inside: u32,
-    /// Inside a string; `escaped`: after a backslash in it.
+    /// Whether the next byte is inside a string.
     quoted: bool,
+    /// Whether it follows a backslash in the string.
     escaped: bool,
 }
 
@@ -317,7 +321,7 @@ impl Condenser {
     fn text(&mut self, bytes: &[u8], mut text: Text, part: &mut impl FnMut(&[u8])) -> usize {
         let most = if text.is_key { KEY } else { TEXT };
         if text.escape != Escape::No {
-            // The bytes of an escape are kept all or none.
+            // Of an escape, either all bytes are kept or none.
             if text.kept != CUT {
                 self.part.push(bytes[0]);
                 text.kept += 1;
@@ -372,7 +376,7 @@ impl Condenser {
 }
 
 fn bracket_or_quote(bytes: &[u8]) -> Option<usize> {
-    // Brackets of arrays differ from brackets of objects in one bit.
+    // The brackets `[` and `]` differ from `{` and `}` in one bit.
     let is_one = |byte: u8| ((byte | 0x20) == b'{') | ((byte | 0x20) == b'}') | (byte == b'"');
     let clear =
         bytes.chunks_exact(BLOCK).take_while(|block| !block.iter().fold(false, |any, byte| any | is_one(*byte)));

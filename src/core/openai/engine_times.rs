@@ -1,5 +1,6 @@
 //! The times that vLLM itself measured for a request (`--enable-per-request-metrics`): the member
-//! `metrics` of a whole response, or of the usage event of a stream.
+//! `metrics` of a whole response, of the usage event of a stream, or of the response in the last
+//! event of a stream of Responses.
 //!
 //! `queue_time_ms` is the time from the arrival at the engine until the scheduler takes the
 //! request. `time_to_first_token_ms` is the time from then until the first token. The sum of both
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use super::scan::{JsonKind, ScanError, Scanner};
 
-/// A day, milliseconds.
+/// The longest time that is believed, milliseconds: a day.
 const LONGEST_MS: f64 = 86_400_000.0;
 
 /// The engine's times of a request with one sequence.
@@ -17,7 +18,7 @@ const LONGEST_MS: f64 = 86_400_000.0;
 pub struct EngineTimes {
     /// In the engine's queue.
     pub queue: Duration,
-    /// From the queue until the first token.
+    /// From the end of the queue time until the first token.
     pub prefill: Duration,
 }
 
@@ -66,6 +67,19 @@ mod tests {
     fn a_response_and_the_usage_event_have_both_parts() {
         let times = EngineTimes { queue: Duration::from_micros(250), prefill: Duration::from_micros(12_500) };
         assert_eq!(of(METRICS), [Some(times); 2]);
+    }
+
+    #[test]
+    fn a_stream_of_responses_has_both_parts_in_its_last_event() {
+        let usage = r#""usage":{"input_tokens":4,"output_tokens":4}"#;
+        let data = format!("{{\"type\":\"response.completed\",\"response\":{{{usage},{METRICS}}}}}");
+        let event = format!("event: response.completed\ndata: {data}\n\n");
+        let times = EngineTimes { queue: Duration::from_micros(250), prefill: Duration::from_micros(12_500) };
+        assert_eq!(chunk::read(Dialect::Responses, event.as_bytes()).times, Some(times));
+        let created = event.replace("completed", "created");
+        assert_eq!(chunk::read(Dialect::Responses, created.as_bytes()).times, None);
+        let whole = format!("{{\"object\":\"response\",\"output\":[],{usage},{METRICS}}}");
+        assert_eq!(response::read(whole.as_bytes()).times, Some(times));
     }
 
     #[test]

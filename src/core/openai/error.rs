@@ -2,9 +2,9 @@
 //!
 //! Shapes: OpenAI's `{"error":{"message","type","param","code"}}`, Anthropic's
 //! `{"type":"error","error":{"type","message"}}` on `/v1/messages`, and both as an SSE event once a
-//! stream has begun. `code` is a word such as `queue_full`: it distinguishes the reasons for a 503,
-//! and the gateway's errors from an engine's errors, whose `code` is an integer. Types follow
-//! OpenAI's vocabulary, since client libraries branch on them.
+//! stream has begun. `code` is a word such as `queue_full`. It distinguishes the reasons for a 503.
+//! It also distinguishes the gateway's errors from an engine's errors, whose `code` is an integer.
+//! Types follow OpenAI's vocabulary, because client libraries branch on them.
 //!
 //! A refused upgrade (WebSocket, h2c) or CONNECT gets **501**, as in HAProxy, because the request
 //! is well-formed. A wrong key is 401, a valid key for the wrong model 403, an unknown model 404 as
@@ -47,8 +47,8 @@ labels! {
 }
 
 impl ShedReason {
-    /// Whether the reason is lack of room, now or in time. Otherwise the request could not be
-    /// served at all.
+    /// Whether the pool has no room, now or before the queue timeout. With other reasons, the
+    /// request would be refused even if there were room.
     pub const fn is_for_room(self) -> bool {
         matches!(self, Self::QueueFull | Self::QueueTimeout)
     }
@@ -98,7 +98,7 @@ pub enum Refusal {
         /// Largest allowed factor of expansion.
         times: u64,
     },
-    /// Engines died while they served a request with this body.
+    /// Two engines died, each while it served a request with this body.
     #[error("two backends failed while they served this request; it is refused for {seconds} more seconds, change it")]
     SuspectedCrash {
         /// Seconds for which the gateway still refuses the body.
@@ -166,7 +166,7 @@ pub enum Refusal {
     /// An expectation other than `100-continue`.
     #[error("the only supported expectation is '100-continue'")]
     ExpectationFailed,
-    /// This key's own limit.
+    /// The requests of a key exceed its limit.
     #[error("{}", .limit.message(shown(.key), (*.retry_after).max(1)))]
     KeyLimit {
         /// The name of the key.
@@ -182,12 +182,12 @@ pub enum Refusal {
     /// A transfer coding other than `chunked`.
     #[error("the only supported Transfer-Encoding is 'chunked'")]
     CodingNotSupported,
-    /// Refused early.
+    /// The gateway refuses the request early.
     #[error("{}", .reason.message())]
     Shed {
         /// The reason.
         reason: ShedReason,
-        /// Seconds, from the measured drain rate.
+        /// Seconds until a retry, from the measured drain rate.
         retry_after: u64,
     },
     /// The engine reported in the stream, before any content, that it is overloaded.
@@ -195,7 +195,7 @@ pub enum Refusal {
     UpstreamBusy {
         /// The engine's message.
         message: String,
-        /// Seconds, from the engine's response or the measured drain rate.
+        /// Seconds until a retry, from the engine's response or the measured drain rate.
         retry_after: u64,
     },
     /// The upstream broke before the first byte, and no other backend could take the request.
@@ -277,7 +277,8 @@ impl Refusal {
         self.row().0
     }
 
-    /// The value of `error.code`, also the label of the outcome `refused(reason)`.
+    /// The value of `error.code`, which is also the reason in the label of the outcome
+    /// `refused(reason)`.
     pub fn code(&self) -> &'static str {
         self.row().2
     }
@@ -334,7 +335,8 @@ pub enum StreamFailure {
 }
 
 /// The SSE event that ends a stream which failed after the first byte; the caller must then close
-/// the connection. A blank line at the start ends an event in which the stream broke.
+/// the connection. A blank line at the start ends the event in whose middle the stream may have
+/// broken.
 pub fn sse_error_event(failure: StreamFailure, format: ErrorFormat) -> Vec<u8> {
     let (kind, code, message) = match failure {
         StreamFailure::UpstreamBroke => (SERVER, "upstream_broke", "the backend failed during its response"),

@@ -1,7 +1,8 @@
 //! The meaning of one event of a stream.
 //!
 //! [`chunk`](super::chunk) makes these values by scanning, the fast path by matching a template;
-//! the meter reads them. They are in a separate file so that neither reader imports the other.
+//! the meter reads them. They are in a separate file so that the two readers do not import each
+//! other.
 
 use super::engine_times::EngineTimes;
 use super::response::{Answer, TokenUsage, UpstreamError};
@@ -24,8 +25,8 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], whose
-    /// errors have the same form.
+    /// The dialect of a route's streams. Routes that never stream get [`Dialect::Choices`], because
+    /// their errors have the same form.
     pub const fn of(route: Route) -> Self {
         match route {
             Route::Responses | Route::StoredResponse | Route::CancelResponse => Self::Responses,
@@ -69,7 +70,8 @@ impl EventKind {
         !matches!(self, Self::Lifecycle | Self::Empty | Self::Ping)
     }
 
-    /// Whether the event belongs to the response but has no output. E2EL includes it.
+    /// Whether the event belongs to the response but has no output. E2EL includes the time until
+    /// such an event.
     pub fn carries_choices(self) -> bool {
         matches!(self, Self::Lifecycle | Self::Empty | Self::Part)
     }
@@ -99,13 +101,13 @@ pub struct StreamEvent {
     /// Whether the finish reason is `abort`: the engine ended the request, as vLLM does at
     /// shutdown.
     pub aborted: bool,
-    /// Bytes of output as written in the event: texts, reasoning and tool calls.
+    /// Bytes of output in the event, escapes included: texts, reasoning and tool calls.
     pub text: u64,
     /// The answer, as the event describes it.
     pub answer: Answer,
-    /// The reported usage; on content events only with continuous usage.
+    /// The usage that the event reports. Content events report it only with continuous usage.
     pub usage: Option<TokenUsage>,
-    /// The times that the engine measured; on usage events only.
+    /// The times that the engine measured. Only usage events have them.
     pub times: Option<EngineTimes>,
     /// The error, on [`EventKind::Error`].
     pub error: Option<Box<UpstreamError>>,

@@ -5,8 +5,8 @@
 //! strings, at about a third of the cost of scanning every key.
 //!
 //! The whole event is matched, with the scanner's rules for strings. At the first deviation the
-//! result is `None` and the event is scanned, so both paths read an event alike. Only unfinished
-//! content matches (`finish_reason` null); a stream has only one or two other events.
+//! result is `None` and the event is scanned, so both paths read an event alike. Only events with
+//! content and without a finish reason match; a stream has only one or two other events.
 
 use super::choices::OpenChoices;
 use super::event::{EventKind, StreamEvent};
@@ -101,7 +101,7 @@ pub struct Memo {
     choices: OpenChoices,
     before: Vec<u8>,
     after: Vec<u8>,
-    /// Whether the event that matched last had reasoning and no text.
+    /// Whether the last event that matched had reasoning and no text.
     is_reasoning: bool,
     kept: Option<Box<KeptText>>,
 }
@@ -180,7 +180,7 @@ impl<'a> Cursor<'a> {
         Some(())
     }
 
-    /// Takes a string; returns the length as written.
+    /// Takes a string; returns the number of bytes between the quotes.
     fn string(&mut self) -> Option<u64> {
         if self.0.first() != Some(&b'"') {
             return None;

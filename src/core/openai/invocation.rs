@@ -3,8 +3,8 @@
 //! vLLM takes the first type of request that fits the body, in an order that depends on the model.
 //! The gateway forwards the path unchanged, and charges and measures the request by the route that
 //! it finds for the body. A request with the header `X-Amzn-SageMaker-Adapter-Identifier` is
-//! refused ([`ADAPTER_HEADERS`]): in vLLM it replaces the model of the body, after the gateway has
-//! checked the key's right to that model.
+//! refused ([`ADAPTER_HEADERS`]). In vLLM the header replaces the model of the body, so the gateway
+//! would have checked the key's right to a different model.
 
 use super::request_error::RequestError;
 use super::route::Route;
@@ -18,7 +18,7 @@ const MEMBERS: [(&str, Route); 11] = [
     ("messages", Route::ChatCompletions),
     ("prompt", Route::Completions),
     ("prompt_embeds", Route::Completions),
-    // Classification and pooling have the same input and the same cost.
+    // Requests for classification and pooling have the same input and the same cost as embeddings.
     ("input", Route::Embeddings),
     ("query", Route::Rerank),
     ("queries", Route::Score),

@@ -1,11 +1,12 @@
-//! The cost of a job, in the unit of the pool: characters of a text, pixels times steps, seconds of
-//! a recording, or 1.
+//! The cost of a job, in the unit that the pool configures: characters of a text, pixels times
+//! steps, seconds of a recording, or 1 for each job.
 //!
 //! A rule names fields of the JSON body whose values are multiplied. A number counts as its value,
 //! a text such as `1024x768` as the product of its numbers, any other text as its number of
-//! characters, and a list as its number of entries. Without fields, the bytes of the body count:
-//! the size of an upload grows with the length of the recording. The amount is divided by `per`.
-//! One pass; only the named fields are parsed into values. Bound: [`MAX_COST`].
+//! characters, and a list as its number of entries. Without fields, the bytes of the body count,
+//! because the size of an upload grows with the length of the recording. The amount is divided by
+//! `per`. The body is read in one pass, and only the named fields are parsed into values. Bound:
+//! [`MAX_COST`].
 
 use super::request_error::RequestError;
 use super::scan::Scanner;
@@ -16,7 +17,8 @@ pub const MAX_COST: u64 = 1_000_000_000;
 /// How the cost of a job is computed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostRule {
-    /// Fields of the JSON body whose values are multiplied; empty: the bytes of the body count.
+    /// Fields of the JSON body whose values are multiplied. If there are none, the bytes of the
+    /// body count.
     pub fields: Vec<String>,
     /// The amount that makes one unit.
     pub per: f64,

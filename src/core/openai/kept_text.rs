@@ -12,11 +12,11 @@ use super::not_continued::NotContinued;
 /// The longest first event that is kept, bytes. The first event has the answer's id, time and
 /// model.
 const FIRST_MAX: usize = 4 << 10;
-/// Initial capacity for the text: a usual answer of a chat.
+/// Initial capacity for the text: the length of a usual answer in a chat.
 const ROOM: usize = 512;
 /// Pieces up to this many bytes are copied with a fixed length.
 const SHORT: usize = 16;
-/// Number of pieces whose ends are remembered. Blanks at the end of a text consist of fewer tokens.
+/// Number of pieces whose ends are remembered. Blanks at the end of a text consist of fewer pieces.
 const ENDS: usize = 16;
 
 /// The text of one choice.
@@ -26,8 +26,9 @@ pub struct KeptText {
     most: usize,
     /// The first event of the answer, as lines.
     first: Vec<u8>,
-    /// Pieces so far, and the offsets in `raw` at which the last ones end.
+    /// Number of pieces so far.
     pieces: u32,
+    /// The offsets in `raw` at which the last pieces end.
     ends: [u32; ENDS],
     why_not: Option<NotContinued>,
     /// Whether the engine has ended the text; only usage and the end of the answer are missing.
@@ -61,13 +62,13 @@ impl KeptText {
         self.raw.len()
     }
 
-    /// Whether no text was kept.
+    /// Whether no text is kept.
     pub fn is_empty(&self) -> bool {
         self.raw.is_empty()
     }
 
-    /// The number of pieces, each usually a token, that end after this offset in the text; and
-    /// whether one of these pieces begins before the offset.
+    /// The number of pieces, each usually a token, that end after this offset in the text, of the
+    /// last [`ENDS`]; and whether one of these pieces begins before the offset.
     pub fn pieces_behind(&self, at: usize) -> (u64, bool) {
         let ends = &self.ends[..self.pieces.min(ENDS as u32) as usize];
         let behind = ends.iter().filter(|end| **end as usize > at).count() as u64;
@@ -79,7 +80,7 @@ impl KeptText {
         self.why_not
     }
 
-    /// Drops the text. The first reason given is kept.
+    /// Drops the text. Of several reasons, the first is kept.
     #[cold]
     pub fn drop_for(&mut self, why: NotContinued) {
         self.why_not.get_or_insert(why);
@@ -119,7 +120,7 @@ impl KeptText {
         if text.is_empty() {
             return;
         }
-        // A text that was dropped has no room.
+        // After the text was dropped, `most` is 0.
         if self.raw.len() + text.len() > self.most {
             return self.drop_for(NotContinued::TooLong);
         }

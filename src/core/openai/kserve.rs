@@ -3,7 +3,7 @@
 //! `/v2/models/NAME[/versions/NUMBER]/VERB` with the verbs `infer`, `generate` and
 //! `generate_stream`. A name is up to [`MAX_NAME`] letters, digits and `. _ -`, and begins with a
 //! letter or digit; a version is a number. So a path has only one spelling, which gateway and
-//! engine read alike: nothing needs decoding, and no part is `..`.
+//! engine read alike, because nothing needs decoding and no part is `..`.
 
 /// The longest name of a model, bytes.
 pub const MAX_NAME: usize = 128;

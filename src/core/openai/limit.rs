@@ -14,12 +14,12 @@ pub enum LimitUnit {
     Tokens,
 }
 
-/// A limit that one request exceeds by itself, without any other request.
+/// A limit that one request exceeds even if no other request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
     /// The unit of the limit.
     pub unit: LimitUnit,
-    /// The least amount that the request takes.
+    /// The smallest amount that the request can take.
     pub wanted: u64,
     /// The largest allowed amount.
     pub limit: u64,

@@ -26,7 +26,7 @@ pub struct LongEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Line {
     Field,
-    /// After the colon: one blank is no part of the value.
+    /// Directly after the colon. One blank here is not part of the value.
     Blank(Value),
     Rest(Value),
 }

@@ -12,7 +12,7 @@
 //! [`error`] refusals as HTTP, with [`limit`]s and a [`route_hint`] · [`kserve`] paths that name a
 //! model · [`job_cost`] work that is not counted in tokens.
 //!
-//! Pure functions of bytes: no clock, no I/O, no state beyond one stream's.
+//! Pure functions of bytes: no clock, no I/O, and no state except one stream's.
 
 mod block;
 pub mod choices;

@@ -2,12 +2,12 @@
 //! file.
 //!
 //! The gateway checks a key's right to the form's `model`; then the engine reads the form with
-//! another parser. Parsers agree about forms as clients write them, and differ about everything
-//! else: a parameter in upper case, a second name, a boundary inside a field, a `charset` in which
-//! the name reads differently. So [`read`] accepts only a canonical spelling, which every parser
-//! reads alike. Libraries accept more (`python-multipart`, which vLLM uses, and `multer`, which
-//! axum uses, differ); tests compare this reader with both. The form goes upstream unchanged,
-//! except for the value of `model`.
+//! another parser. Parsers agree about forms as usual clients write them, and differ about all
+//! others: with a parameter in upper case, a second name, a boundary inside a field, or a `charset`
+//! in which the name reads differently. So [`read`] accepts only a canonical spelling, which every
+//! parser reads alike. `python-multipart`, which vLLM uses, and `multer`, which axum uses, accept
+//! more and differ from each other; tests compare this reader with both. The form goes upstream
+//! unchanged, except for the value of `model`.
 //!
 //! Bounds: [`MAX_PARTS`] parts, [`MAX_PART_HEADERS`] bytes of headers in each. `memmem` finds the
 //! boundary, so a file of 25 MiB costs one pass at memory speed.
@@ -98,19 +98,20 @@ fn field<'a>(
             *model_span = Some(part.content);
         }
         name if name.eq_ignore_ascii_case(b"model") => return Err(refused("'model' is not in lower case")),
-        // `_charset_` changes how other fields are decoded (RFC 7578, 4.6).
+        // A field `_charset_` changes how parsers decode other fields (RFC 7578, 4.6).
         b"_charset_" => return Err(refused("it has a field '_charset_'")),
         b"stream" => view.stream = request::truth(value).unwrap_or(false),
         b"n" => view.n = number(value).map_or(1, |n| n.clamp(1, request::MAX_SEQUENCES.into()) as u32),
         b"max_completion_tokens" => view.max_output = number(value),
-        // The model reads `prompt`, and may read other fields.
+        // A file is no prompt text. Other fields may be, because the model reads `prompt` and
+        // perhaps more.
         _ if part.is_file => {}
         name => prompt::other_field(name, value, &mut view.shape),
     }
     Ok(())
 }
 
-/// The number in a field; the engine refuses any other value.
+/// The number in a field. `None` for any other value, which the engine refuses.
 fn number(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(value.trim_ascii()).ok()?.parse().ok()
 }
@@ -231,7 +232,7 @@ fn names(disposition: &[u8]) -> Result<(&[u8], bool), RequestError> {
     if name.is_empty() || !name.iter().all(|byte| byte.is_ascii_alphanumeric() || NAME_MARKS.contains(byte)) {
         return Err(refused("the name of a part has characters other than letters, digits and _.-[]"));
     }
-    // Some parsers ignore the extended form, and would take the part for a field.
+    // Some parsers ignore `filename*`, and would read the part as a field.
     if extended.is_some() && filename.is_none() {
         return Err(refused("a part has 'filename*' without 'filename'"));
     }

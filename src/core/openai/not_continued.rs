@@ -2,14 +2,14 @@
 //!
 //! A stream is continued by sending the text so far with the request, so that the new engine goes
 //! on after the text. That is exact only if the answer depends on nothing but prompt and text. Each
-//! row is a reason why it depends on more, or why no attempt was made; the row's label is in the
-//! log and in the metric. The client then gets the error event that ends a broken stream.
+//! row is a reason why the answer depends on more, or why the gateway did not try; the log and the
+//! metric have the row's label. The client then gets the error event that ends a broken stream.
 //!
 //! All other streams are eligible: one streamed answer in plain text to a chat, to a message of
 //! Anthropic's form that has only texts, or to a completion of one text prompt. A request with
-//! tools is eligible until the answer calls a tool. Stop strings are eligible, because an engine
-//! holds back characters with which a stop string may begin; only a text that ends with the
-//! beginning of a stop string is refused.
+//! tools is eligible until the answer calls a tool. A request with stop strings is eligible,
+//! because an engine holds back characters with which a stop string may begin. Only a text that
+//! ends with the beginning of a stop string is not continued.
 //!
 //! | known from | rows |
 //! |---|---|
@@ -34,7 +34,7 @@ labels! {
         Route = "route",
         /// The response is not streamed.
         NotStreamed = "not_streamed",
-        /// `n`, or several prompts: some choices may have ended and others not.
+        /// With `n` or several prompts, some choices may have ended and others not.
         Choices = "choices",
         /// `best_of` or beam search: the text so far does not determine the answer.
         Search = "search",
@@ -52,16 +52,18 @@ labels! {
         OwnContinuation = "own_continuation",
         /// A schema, grammar or forced tool call: the engine's automaton starts at the beginning.
         StructuredOutput = "structured_output",
-        /// Log probabilities: tokens that were generated, but whose text was not sent, would be
-        /// reported twice.
+        /// The client wants log probabilities. Tokens whose text the first engine did not send
+        /// would be reported twice.
         Logprobs = "logprobs",
-        /// Log probabilities of the prompt: the text so far would be part of that prompt.
+        /// The client wants log probabilities of the prompt, and the text so far would be part of
+        /// that prompt.
         PromptLogprobs = "prompt_logprobs",
         /// A seed promises that the answer can be repeated.
         Seed = "seed",
         /// Penalties or forbidden words count the answer's tokens, but not the prompt's.
         Penalties = "penalties",
-        /// A budget of thinking tokens: the new engine would grant the whole budget again.
+        /// The request has a budget of thinking tokens, which the new engine would grant again as a
+        /// whole.
         ThinkingBudget = "thinking_budget",
         /// Extensions of the engine whose state the gateway does not know: transferred caches,
         /// extra arguments.
@@ -77,11 +79,11 @@ labels! {
         Refusal = "refusal",
         /// The text so far is longer than the gateway keeps.
         TooLong = "too_long",
-        /// The memory for texts and requests that are kept is used up.
+        /// The gateway's memory for kept texts and requests is used up.
         Memory = "memory",
-        /// The client has a part of an event that is too long to be held.
+        /// The client has received a part of an event that was too long to be held.
         InsideEvent = "inside_event",
-        /// The text has a replacement character: its tokens were not valid UTF-8.
+        /// The text has a replacement character, because some tokens were not valid UTF-8.
         ReplacementCharacter = "replacement_character",
         /// The answer or the request cannot be read.
         Unreadable = "unreadable",
@@ -97,7 +99,8 @@ labels! {
         Budget = "budget",
         /// No other engine of the pool had room in time.
         NoEngine = "no_engine",
-        /// The other engine refused the request: its chat template cannot continue a message.
+        /// The other engine refused the request, because the chat template cannot continue a
+        /// message.
         Refused = "refused",
         /// The other engine's continuation does not begin where the text so far ended.
         Differs = "differs",
@@ -106,7 +109,8 @@ labels! {
     }
 }
 
-/// Takes the value of a member of a request; returns the reason that the value is, if it is one.
+/// Takes the value of a member of a request. If the answer to a request with this value cannot be
+/// continued, returns the reason.
 pub(super) fn of_member(key: &[u8], scanner: &mut Scanner<'_>) -> Result<Option<NotContinued>, ScanError> {
     use NotContinued as Why;
     let (why, is_harmless) = match key {

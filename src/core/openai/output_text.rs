@@ -1,12 +1,13 @@
-//! Counts the bytes of output in a whole response, a lower bound for the tokens.
+//! Counts the bytes of output in a whole response, from which the number of tokens is bounded.
 //!
-//! Output is text, reasoning, refusals, and names and arguments of tool calls, in every dialect;
-//! not logprobs, token ids or a repeated request. Bytes count as written, escapes included. Bound:
-//! output below [`DEPTH`] nested containers does not count.
+//! In every dialect, output is text, reasoning, refusals, and names and arguments of tool calls.
+//! Logprobs, token ids and a repeated request are not output. Bytes count as written, escapes
+//! included. Bound: output below [`DEPTH`] nested containers does not count.
 
 use super::scan::{JsonKind, ScanError, Scanner};
 
-/// Depth of containers that the walk enters. Items of `output` whose parts have a summary need six.
+/// Depth of containers that the walk enters. Items of `output` whose parts have a summary need a
+/// depth of six.
 const DEPTH: u32 = 8;
 
 /// Members whose values are output, or contain output.
@@ -52,7 +53,8 @@ fn within(scanner: &mut Scanner<'_>, depth: u32) -> Result<u64, ScanError> {
         JsonKind::Object if depth > 0 => {
             scanner.object(|scanner, key| {
                 match &*key.bytes() {
-                    // The arguments of a tool call as JSON; the model generated all of it.
+                    // The arguments of a tool call as JSON. All bytes count, because the model
+                    // generated all of them.
                     b"arguments" | b"input" if scanner.kind()? == JsonKind::Object => {
                         found += scanner.skip_raw()?.len() as u64;
                     }

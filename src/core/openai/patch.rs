@@ -7,14 +7,14 @@ use smallvec::SmallVec;
 
 use super::scan::Span;
 
-/// Values and the spans that they replace; spans do not overlap. An empty span inserts its value;
-/// several at one place insert their values in the order of the list.
+/// Values and the spans that they replace; spans do not overlap. A value with an empty span is
+/// inserted. Several values at one place are inserted in the order of the list.
 pub type Patches = SmallVec<[(Span, String); 5]>;
 
 /// A piece of the changed text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// These bytes of the text before.
+    /// These bytes of the original text.
     Same(Span),
     /// A new value.
     New(String),

@@ -1,15 +1,15 @@
 //! Hashes of the beginnings of a prompt, to recognise requests that share a beginning.
 //!
 //! An engine's prefix cache keeps the blocks of a prompt by a hash of all tokens up to the end of
-//! the block. The gateway has no tokens, so it hashes the bytes as sent. Each hash covers all bytes
-//! up to the end of a beginning, so two prompts have the same hash exactly if they agree up to
-//! there. The next turn of a conversation repeats the bytes of the turn before. Members are hashed
-//! in the order of a rendered prompt: members that change the template or the cache, then
-//! instructions, tools, messages.
+//! the block. The gateway has no tokens, so it hashes the bytes as sent. Each hash covers the model
+//! and all bytes up to the end of a beginning, so two prompts for one model have the same hash if
+//! they agree up to there. The next turn of a conversation repeats the bytes of the previous turn.
+//! Members are hashed in the order of a rendered prompt: members that change the template or the
+//! cache, then instructions, tools, messages.
 //!
-//! A beginning ends after each [`STEP`] bytes, and from 8 steps on after an eighth more each time:
-//! a prompt of 1 MB has 55. Bound: [`BYTES_MAX`] bytes of a prompt are hashed, in one pass of XXH3,
-//! about 0.1 us per kilobyte.
+//! A beginning ends after each [`STEP`] bytes. From 8 steps on, each beginning is an eighth longer
+//! than the one before, so a prompt of 1 MB has 55. Bound: [`BYTES_MAX`] bytes of a prompt are
+//! hashed, in one pass of XXH3, about 0.1 us per kilobyte.
 
 use smallvec::SmallVec;
 use twox_hash::XxHash3_64;
@@ -21,7 +21,7 @@ pub const STEP: usize = 512;
 /// The version of records that have these hashes. It changes when beginnings end elsewhere, or when
 /// a key gets another meaning.
 pub const RECORD_VERSION: u32 = 1;
-/// Bytes of a prompt that are hashed, at most.
+/// The most bytes of a prompt that are hashed.
 const BYTES_MAX: usize = 1 << 20;
 
 /// Members of a request that are not part of the prompt but change how an engine renders or caches
@@ -33,8 +33,8 @@ const CONTEXT: &[&[u8]] = &[b"cache_salt", b"chat_template", b"chat_template_kwa
 pub struct PromptParts(SmallVec<[(u8, Span); 2]>);
 
 impl PromptParts {
-    /// Adds the value of a member. `is_prompt`: whether it is part of the prompt. Other members
-    /// count only if they change the prompt.
+    /// Adds the value of a member. `is_prompt`: whether the value is part of the prompt. Other
+    /// members are added only if they are in [`CONTEXT`].
     pub(super) fn add(&mut self, key: &[u8], span: Span, is_prompt: bool) {
         let place = match key {
             b"system" | b"instructions" if is_prompt => 1,
@@ -76,8 +76,8 @@ pub struct PromptPrefix {
 }
 
 impl PromptPrefix {
-    /// Hashes the prompt in `body` for `model`. Engines keep prompts of different models apart (an
-    /// adapter is a model).
+    /// Hashes the prompt in `body` for `model`. Prompts for different models have different hashes,
+    /// because engines do not share blocks between models (or adapters).
     pub fn new(body: &[u8], parts: &PromptParts, model: &str) -> Self {
         let mut parts = parts.0.clone();
         parts.sort_by_key(|(place, _)| *place);
@@ -113,7 +113,7 @@ mod tests {
         PromptPrefix::new(body.as_bytes(), &view.prompt_parts, "m")
     }
 
-    /// Bytes that two prompts share, as far as their beginnings show.
+    /// The end of the longest beginning that two prompts share.
     fn shared(one: &PromptPrefix, other: &PromptPrefix) -> u32 {
         let both = one.beginnings.iter().zip(&other.beginnings);
         both.take_while(|(one, other)| one == other).last().map_or(0, |(one, _)| one.end)

@@ -1,14 +1,14 @@
 //! Finds the prompt in a body: which fields of which route become prompt tokens.
 //!
-//! Estimates and exact counts must agree on what belongs to the prompt, so one walk reports to a
-//! [`PromptSink`]. Text is what the model reads: strings, text parts, tool definitions and tool
-//! calls. Media are reported as parts, because their base64 would look like a hundred thousand
-//! tokens. The walk is lenient inside messages, because the engine validates them.
+//! Estimates and exact counts must agree on the parts of the prompt, so one walk reports the parts
+//! to a [`PromptSink`]. Text is everything that the model reads: strings, text parts, tool
+//! definitions and tool calls. Media are reported as parts, because their base64 would look like a
+//! hundred thousand tokens. The walk is lenient inside messages, because the engine validates them.
 //!
 //! The walk may report too much, never too little: a prompt field that is given twice is reported
 //! twice, and a long value of unknown meaning counts as text ([`other`]), because a chat template
-//! may render it. Bound: below [`WALK_DEPTH`] containers the walk stops and counts everything as
-//! text, since a client chooses the depth.
+//! may render it. Bound: inside more than [`WALK_DEPTH`] containers the walk counts everything as
+//! text, because a client chooses the depth.
 
 use super::request_error::RequestError;
 use super::route::Route;
@@ -21,7 +21,7 @@ use super::shape::{PromptShape, PromptSink, TextShape};
 /// `--enable-prompt-embeds` is only for clients that the engine trusts, as vLLM says.
 pub const EMBEDDING_BYTES: u64 = 1_024;
 
-/// Nesting depth that the walk enters; messages with parts with nested results have about ten.
+/// Nesting depth that the walk enters. Messages whose parts hold nested results have about ten.
 const WALK_DEPTH: u32 = 32;
 
 /// Reads the value of member `key` if it belongs to the prompt of `route`, and returns whether it
@@ -53,7 +53,7 @@ pub fn member<S: PromptSink>(
         Field::Messages => messages(scanner, sink)?,
         Field::Content => content(scanner, sink)?,
         Field::Raw => raw(scanner, sink)?,
-        // The longest of several lists counts, whatever the order of the members.
+        // If several members are lists, the longest list counts, whatever the order of the members.
         Field::Ids | Field::Prompts => *prompts = prompt_list(scanner, sink)?.max(*prompts),
         Field::Batch => *prompts = batch(scanner, sink)?.max(*prompts),
         Field::Questions => *prompts = questions(scanner, sink)?.max(*prompts),
@@ -63,8 +63,8 @@ pub fn member<S: PromptSink>(
     Ok(true)
 }
 
-/// Longest value of an unknown member that is not counted, bytes. The fixed cost of a message
-/// covers a role, a type, an id.
+/// Values of unknown members up to this many bytes are not counted. The fixed cost of a message
+/// already covers a role, a type or an id.
 const SHORT: usize = 64;
 
 /// Members that never become prompt tokens, whatever their length.
@@ -201,7 +201,7 @@ fn field(route: Route, key: &[u8]) -> Option<(&'static str, Field)> {
         Route::GenerativeScoring => &["query", "items"],
         Route::Decisions => &["state", "questions", "instructions", "images", "audio", "videos"],
         Route::Score => &["text_1", "text_2", "queries", "documents", "items", "data_1", "data_2", "query"],
-        // Requests without a JSON body, forms, and jobs, whose cost is not counted in tokens.
+        // Forms, requests without a JSON body, and jobs, whose cost is not counted in tokens.
         _ => &[],
     };
     names.contains(&found.0).then_some(found)
@@ -215,7 +215,7 @@ fn messages<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<()
     Ok(())
 }
 
-/// Lengths of the prompts in a list, in bytes of the body.
+/// Lengths of the prompts in a list, in bytes as written in the body.
 #[derive(Default)]
 struct Lengths {
     count: u32,
@@ -317,7 +317,7 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
             b"data" if scanner.kind()? == JsonKind::String => data = scanner.text()?.raw,
             b"content" | b"text" | b"input_text" | b"output" | b"arguments" | b"refusal" | b"thinking"
             | b"reasoning" | b"reasoning_content" | b"summary" => content(scanner, sink)?,
-            // A signature proves the origin of thinking; it is not rendered.
+            // A signature proves the origin of a thinking text; templates do not render it.
             b"signature" | b"encrypted_content" => drop(scanner.skip()?),
             b"tool_calls" | b"function_call" | b"input" => raw(scanner, sink)?,
             b"image_url" | b"input_audio" | b"audio_url" | b"video_url" | b"image_embeds" | b"audio_embeds"

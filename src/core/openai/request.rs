@@ -1,16 +1,16 @@
 //! Reads the fields of a request that the gateway needs, in one pass and without a tree.
 //!
 //! [`read`] checks that the body is UTF-8 and one JSON object, and takes the fields that decide
-//! routing, bounds and rewriting. It is not stricter than vLLM: as in pydantic, `"8"` and `8.0` are
-//! 8 and `"true"` is true; unknown members are skipped; the engine checks ranges and combinations.
-//! Exceptions: UTF-16 and UTF-32, which Python guesses, and nesting over
-//! [`MAX_DEPTH`](super::scan::MAX_DEPTH), whose bound depends on Python's version. A byte order
-//! mark is skipped and passed on.
+//! routing, bounds and rewriting. It is otherwise no stricter than vLLM: as in pydantic, `"8"` and
+//! `8.0` are 8 and `"true"` is true; unknown members are skipped; the engine checks ranges and
+//! combinations. It is stricter only about UTF-16 and UTF-32, which Python guesses, and about
+//! nesting over [`MAX_DEPTH`](super::scan::MAX_DEPTH), whose bound in vLLM depends on Python's
+//! version. A byte order mark is skipped and passed on.
 //!
 //! `null` counts as absent. If a member is given twice, the last one counts, as in Python; only a
 //! second `priority` is refused. Members are recognised by their decoded key, so a client cannot
 //! show one `model` to the gateway and another to the engine. Cost: a chat body of 400 KB takes 40
-//! us, 110 us if it is all escapes.
+//! us, or 110 us if it consists of escapes.
 
 use std::borrow::Cow;
 
@@ -43,11 +43,12 @@ pub struct RequestView<'a> {
     /// `max_tokens`, or `max_output_tokens`. [`RequestView::output_bound`] is the bound that
     /// applies.
     pub max_output: Option<u64>,
-    /// Tokens that must be generated before a stop is honoured.
+    /// Tokens that the engine must generate before a stop ends the answer.
     pub min_tokens: u64,
     /// Whether the response repeats the prompt before the output (`echo`).
     pub echo: bool,
-    /// Whether end-of-sequence is ignored, so that output has exactly `max_output` tokens.
+    /// Whether the engine ignores the end-of-sequence token, so that the output has exactly
+    /// `max_output` tokens.
     pub ignore_eos: bool,
     /// Sequences per prompt (`n`, on routes that generate); 1..=[`MAX_SEQUENCES`].
     pub n: u32,
@@ -55,7 +56,7 @@ pub struct RequestView<'a> {
     pub prompts: u32,
     /// Size and kind of the text of all prompts together.
     pub shape: PromptShape,
-    /// Positions of the prompt; empty for a form.
+    /// Positions of the parts of the prompt in the body; empty for a form.
     pub prompt_parts: PromptParts,
     /// Scheduling priority (lower is earlier), if given; numbers beyond 64 bits are clamped.
     pub priority: Option<i64>,
@@ -65,7 +66,7 @@ pub struct RequestView<'a> {
     pub session: Option<Cow<'a, str>>,
     /// Offset in the body of the first value with prompt text.
     pub prompt_start: Option<usize>,
-    /// Whether the response is generated after the exchange is over (`background` of
+    /// Whether the engine generates the response after it has answered the request (`background` of
     /// `/v1/responses`).
     pub background: bool,
     /// The stored response that the prompt continues (`previous_response_id` of `/v1/responses`).
@@ -76,12 +77,12 @@ pub struct RequestView<'a> {
     pub include_usage: bool,
     /// Whether the client requested usage in every event.
     pub continuous_usage: bool,
-    /// Whether the engine's count of prompt tokens measures `shape`. Not if the prompt is
-    /// truncated, continues a stored one or is rendered by the client's template, or if members of
-    /// unknown meaning counted.
+    /// Whether the engine's count of prompt tokens counts the text in `shape`. Not if the prompt is
+    /// truncated, continues a stored response or is rendered by the client's template, or if
+    /// `shape` includes members of unknown meaning.
     pub usage_measures_shape: bool,
-    /// The first member that makes an answer depend on more than the prompt and the text so far.
-    /// Read for chats, completions and Messages only.
+    /// The reason from the first member that makes the answer depend on more than the prompt and
+    /// the text so far. Only read for chats, completions and Messages.
     pub not_continued: Option<NotContinued>,
     /// Positions at which the body can be edited; they borrow nothing and outlive the view.
     pub edits: EditPoints,
@@ -128,8 +129,8 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// Sequences that the engine decodes for this request: prompts times `n`. One on routes that do
-    /// not generate, where inputs take prefill but no decoding.
+    /// Sequences that the engine decodes for this request: prompts times `n`. On routes that do not
+    /// generate it is one, because inputs take prefill but no decoding.
     pub fn sequences(&self) -> u64 {
         match self.route.generates() && !self.route.is_job() {
             true => u64::from(self.prompts) * u64::from(self.n),
@@ -153,7 +154,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     let mut scanner = Scanner::new(body);
     let kind = scanner.kind()?;
     if kind != JsonKind::Object {
-        // Broken JSON is reported before a wrong kind of value.
+        // If the JSON is broken, that error is reported, not the kind of the value.
         scanner.skip()?;
         scanner.end()?;
         return Err(RequestError::NotAnObject { got: kind.label() });
@@ -195,7 +196,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     // On a route that generates but does not stream, engines ignore the field.
     view.stream &= route.streams() || !route.generates();
     if matches!(route, Route::Rerank | Route::Score | Route::GenerativeScoring | Route::Decisions) {
-        // One text against many: the engine reads it with each of them.
+        // These routes compare one text with many, and the engine reads it with each of them.
         let others = u64::from(view.prompts - 1);
         view.shape.text.add(single.times(others));
         view.shape.token_ids = view.shape.token_ids.saturating_add(single_ids.saturating_mul(others));
@@ -209,7 +210,7 @@ pub fn read(route: Route, body: &[u8]) -> Result<RequestView<'_>, RequestError> 
     Ok(view)
 }
 
-/// Fields that overlap in meaning; resolved once all are known.
+/// Fields that overlap in meaning. They are combined once the whole body was read.
 #[derive(Default)]
 struct Limits {
     max_tokens: Option<u64>,

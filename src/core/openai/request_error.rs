@@ -1,7 +1,7 @@
 //! Why a request body is refused with status 400.
 //!
-//! One type for JSON bodies and forms, because both become the same refusal. Each message names the
-//! field at fault and the accepted values; it never repeats the value.
+//! JSON bodies and forms have one error type, because both errors become the same refusal. Each
+//! message names the field at fault and the accepted values; it never repeats the value.
 
 use super::scan::ScanError;
 

@@ -3,13 +3,13 @@
 //! The dialects name the same numbers differently: `prompt_tokens` / `input_tokens`,
 //! `completion_tokens` / `output_tokens`, cached tokens in `prompt_tokens_details.cached_tokens`,
 //! `input_tokens_details.cached_tokens` or `cache_read_input_tokens`. Rerank and score report only
-//! `total_tokens`, which then counts as the prompt. Anthropic's `input_tokens` leaves out tokens
-//! that were read from the cache or written to it; both are added.
+//! `total_tokens`, which then counts as the prompt. Anthropic's `input_tokens` leaves out the
+//! tokens that were read from the cache or written to it, so both numbers are added to it.
 //!
-//! Errors come as an object under `error` (vLLM since 0.11, OpenAI, Anthropic), as a bare string
-//! under `error` (401, scaling), or flat with `"object":"error"` (vLLM up to 0.10). `code` may be a
-//! number or a string of digits; any other string is ignored. Messages are cut to [`MAX_MESSAGE`]
-//! bytes.
+//! An error is an object under `error` (vLLM since 0.11, OpenAI, Anthropic), a bare string under
+//! `error` (vLLM's 401, and while it scales), or flat, with `"object":"error"` (vLLM up to 0.10).
+//! `code` may be a number or a string of digits; any other string is ignored. Messages are cut to
+//! [`MAX_MESSAGE`] bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +37,7 @@ labels! {
         ToolCalls = "tool_calls",
         /// The answer was withheld, or the model refused.
         ContentFilter = "content_filter",
-        /// Anything else.
+        /// Any other reason.
         Other = "other",
     }
 }
@@ -108,8 +108,8 @@ impl TokenUsage {
 /// An error that an upstream reports in a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamError {
-    /// The status in the error, if any. After a 503 before any content, the request may go to
-    /// another backend.
+    /// The status in the error, if any. If it is 503 and no content came before, the request may go
+    /// to another backend.
     pub code: Option<u16>,
     /// The message, cut to [`MAX_MESSAGE`] bytes.
     pub message: String,
@@ -152,7 +152,7 @@ impl ResponseReader {
     pub fn read(&mut self, part: &[u8]) {
         let Self { summary, flat, aborted } = self;
         let mut scanner = Scanner::new(part);
-        // A body that breaks off still yields the members before the break.
+        // From a body that breaks off, the members before the break are used.
         let _ = scanner.object(|scanner, key| {
             match &*key.bytes() {
                 b"usage" => summary.usage = usage(scanner)?,
@@ -253,7 +253,7 @@ pub(super) fn usage(scanner: &mut Scanner<'_>) -> Result<Option<TokenUsage>, Sca
             }
             b"cache_creation_input_tokens" => left_out = left_out.saturating_add(count(scanner)?.unwrap_or(0)),
             b"total_tokens" => total = count(scanner)?,
-            // Cohere: actual tokens, or billed tokens.
+            // Cohere's counts: actual tokens, or billed tokens.
             b"tokens" | b"billed_units" if scanner.kind()? == JsonKind::Object => {
                 found.update(usage(scanner)?.unwrap_or_default());
             }

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use super::patch::{self, MemberSpan, Patches, Piece};
 use super::scan::Span;
 
-/// Pieces kept without allocation: two edits cut a body into five pieces.
+/// Number of pieces that are kept without allocation. Two edits cut a body into five pieces.
 const INLINE_PIECES: usize = 5;
 
 /// The changes to a body.
@@ -29,15 +29,16 @@ pub struct Edits<'a> {
     pub usage: UsageEdit,
 }
 
-/// The usage to request. Never removes usage that the client requested.
+/// The usage that the gateway requests from the engine. No edit removes usage that the client
+/// requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageEdit {
-    /// Leave `stream_options` alone.
+    /// `stream_options` stays as the client sent it.
     #[default]
     AsSent,
-    /// One usage event at the end of the stream (`include_usage`), and no other usage. The engine
-    /// ignores `continuous_usage_stats` if the client did not request the usage event, so a true
-    /// one is set to false.
+    /// One usage event at the end of the stream (`include_usage`), and no other usage. Without
+    /// `include_usage` the engine ignores `continuous_usage_stats`, so if the client sent only the
+    /// latter as true, the edit sets it to false.
     AtEnd,
     /// Usage in every event as well (`continuous_usage_stats`).
     InEveryEvent,
@@ -162,14 +163,14 @@ impl EditedBody {
             }
             patches.push((Span { start: points.open, end: points.open }, front));
         }
-        // Pushed after the insertion at the same place; sorting keeps this order.
+        // The removal follows an insertion at the same place; sorting keeps this order.
         patches.extend(points.priority.map(|point| (point.removal(body), String::new())));
         let open = if points.form.is_none() { points.open } else { 0 };
         Self { open, has_members, ..Self::patched(body, patches) }
     }
 
-    /// Sets this `priority`, or none. May be called again for another engine. A form stays
-    /// unchanged.
+    /// Sets this `priority`, or removes the one that was set. The caller may set another for
+    /// another engine. A form stays unchanged.
     pub fn set_priority(&mut self, priority: Option<i64>) {
         if std::mem::take(&mut self.has_priority) {
             self.len -= self.pieces.remove(1).len();
@@ -368,7 +369,7 @@ mod tests {
 
     fn with_priority(body: &str, edits: Edits<'_>, priority: Option<i64>) -> String {
         let mut body = edit(body, edits);
-        // As if the body went to another engine with another priority before.
+        // First sets another priority, as for an earlier engine.
         body.set_priority(Some(7));
         body.set_priority(priority);
         assert_eq!(body.to_bytes().len(), body.len());

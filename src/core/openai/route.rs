@@ -132,9 +132,9 @@ impl Route {
         })
     }
 
-    /// The path by which an engine is known to have or to lack the route; `None` if the path names
-    /// a response or a model, or a pool names the path. An engine with this path may lack the other
-    /// spellings, and `/invocations`.
+    /// The path by which the gateway finds out whether an engine has the route. `None` if the path
+    /// contains the name of a response or a model, or if a pool names the path. An engine with this
+    /// path may lack the other spellings, and `/invocations`.
     pub fn path(self) -> Option<&'static str> {
         self.paths().first().copied()
     }
@@ -158,9 +158,8 @@ impl Route {
         Self::ALL.into_iter().find(|route| route.label() == label)
     }
 
-    /// Whether the response is generated: token by token (decode work, possibly streamed), or by a
-    /// job. The only definition: only such requests count in latencies, objectives, reports and
-    /// replays.
+    /// Whether an engine generates the response, token by token or by a job. Only such requests
+    /// count in latencies, objectives, reports and replays, and all of these use this definition.
     pub const fn generates(self) -> bool {
         self.generates_tokens() || self.is_job()
     }
@@ -185,8 +184,8 @@ impl Route {
         matches!(self, Self::Realtime)
     }
 
-    /// Whether an arm of an experiment may serve the request: not jobs, whose path may name the
-    /// model, and not tunnels.
+    /// Whether an arm of an experiment may serve the request. An arm may not serve jobs, whose path
+    /// may name the model, or tunnels.
     pub const fn may_be_in_an_arm(self) -> bool {
         !self.is_job() && !self.is_tunnel()
     }
@@ -224,7 +223,7 @@ impl Route {
     }
 
     /// Whether vLLM reads `priority` in the body. On Messages, vLLM reads only the header
-    /// `X-Vllm-Priority`; on the remaining routes, neither.
+    /// `X-Vllm-Priority`. On other routes, it reads neither.
     pub const fn has_priority(self) -> bool {
         matches!(
             self,
@@ -274,8 +273,8 @@ pub fn canonical(path: &str) -> Cow<'_, str> {
     Cow::Owned(merged)
 }
 
-/// The id in the path of a stored response, and the route. The letters, digits, `_` and `-` of an
-/// id cannot be decoded into another path.
+/// The id in the path of a stored response, and the route. An id has only letters, digits, `_` and
+/// `-`, so an engine cannot decode the path into another one.
 pub fn stored_response(path: &str) -> Option<(&str, Route)> {
     let rest = path.strip_prefix("/v1/responses/")?;
     let (id, route) = match rest.strip_suffix("/cancel") {

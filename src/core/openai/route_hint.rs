@@ -1,8 +1,8 @@
 //! A hint about the path that a client may have meant, if the path is not served.
 //!
-//! The hint is the admin port, or the nearest path of this port: another letter case, a slash too
-//! many, a missing or second `/v1`, up to [`REACH`] typing mistakes. Only paths of up to
-//! [`LONGEST`] bytes are compared. The hint never repeats the client's path.
+//! The hint is the admin port, or the nearest path of this port. The client's path may differ by
+//! letter case, a slash too many, a missing or second `/v1`, or up to [`REACH`] typing mistakes.
+//! Only paths of up to [`LONGEST`] bytes are compared. The hint never repeats the client's path.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::route::Route;
 
 /// Largest edit distance of a near miss.
 const REACH: usize = 3;
-/// Longer paths have no near miss.
+/// Longest path that is compared with near paths, bytes.
 const LONGEST: usize = 64;
 
 /// Paths of the client port, in their usual spelling.
@@ -28,7 +28,7 @@ pub enum RouteHint {
     AdminPort,
     /// The path names a model of KServe in a spelling that is not served.
     Kserve,
-    /// The engines of the model, of this kind, lack the path.
+    /// The engines of the model lack the path; they are of this kind.
     Engine(&'static str),
 }
 

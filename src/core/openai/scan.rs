@@ -24,7 +24,8 @@ const DEPTH_WORDS: usize = MAX_DEPTH as usize / 64 + 1;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Bytes of a string whose escapes are all checked; only strings up to this size are ever decoded.
+/// In a string of up to this many bytes, all escapes are checked. Only such strings are ever
+/// decoded.
 const CHECKED_TEXT: usize = 4 << 10;
 
 /// Words of eight bytes that are examined before a vector search starts.
@@ -48,7 +49,7 @@ pub struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Starts at the first byte of `bytes`, after a byte order mark.
+    /// Starts at the first byte of `bytes`, or after the byte order mark if there is one.
     pub fn new(bytes: &'a [u8]) -> Self {
         let at = if bytes.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
         Self { bytes, at, depth: 0 }
@@ -98,8 +99,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Enters an array and calls `element` before each element, which it must consume. Returns the
-    /// span of the array.
+    /// Enters an array and calls `element` for each element, which `element` must consume. Returns
+    /// the span of the array.
     pub fn array<E: From<ScanError>>(
         &mut self,
         mut element: impl FnMut(&mut Self) -> Result<(), E>,
@@ -136,8 +137,8 @@ impl<'a> Scanner<'a> {
                 return Ok(Text { raw: &self.bytes[start..at], escaped });
             }
             escaped = true;
-            // Escapes come in runs (non-Latin text as Python writes it), for which memchr would be
-            // slow.
+            // In non-Latin text as Python writes it, one escape follows the other, and a new memchr
+            // for each would be slow.
             while self.bytes.get(at) == Some(&b'\\') && at - start <= CHECKED_TEXT {
                 at = self.escape(at)?;
             }
@@ -236,7 +237,7 @@ impl<'a> Scanner<'a> {
                 }
                 kind => self.skip_scalar(kind)?,
             }
-            // After a value: containers are closed until another value follows.
+            // After a value, containers are closed until another value follows.
             loop {
                 if self.depth == floor {
                     return Ok(());
@@ -274,7 +275,7 @@ impl<'a> Scanner<'a> {
         }
         let rest = &self.bytes[self.at..];
         let Some(end) = memchr::memchr(b']', rest) else {
-            // The general path reports the error.
+            // The caller's general path then reports the error.
             return Ok(None);
         };
         // `before` starts with the bracket, so that every digit has a byte before it.

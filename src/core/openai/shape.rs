@@ -23,7 +23,8 @@ pub use text::TextShape;
 pub struct PromptShape {
     /// All text of all prompts, messages, documents and tool definitions together.
     pub text: TextShape,
-    /// Prompt tokens given as ids; exact. Tokens given as tensors are added by their bound.
+    /// Prompt tokens that the request gives as ids, counted exactly, plus the most tokens that its
+    /// tensors can have.
     pub token_ids: u64,
     /// Whether a part of the prompt was given as a tensor, so that `token_ids` is only a bound.
     pub has_tensors: bool,
@@ -104,7 +105,7 @@ impl PromptSink for PromptShape {
     }
 
     fn listed(&mut self, longest: u64, all: u64) {
-        // A list may be inside a longer list, or next to it.
+        // Of several lists, one inside another or one after another, the longest counts.
         if all > self.listed.1 {
             self.listed = (longest, all);
         }
@@ -116,8 +117,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Counts characters of the decoded text, slowly. `blanks`: how many of them are blanks after
-    /// blanks in the raw text.
+    /// Counts the characters of the decoded text one by one. `blanks`: how many of them are blanks
+    /// that follow a blank in the raw text.
     fn by_character(text: &str, blanks: u64) -> TextShape {
         let mut shape = TextShape { blanks, ..TextShape::default() };
         for c in text.chars() {
@@ -162,7 +163,8 @@ mod tests {
 
     #[test]
     fn a_prompt_cannot_be_hidden_between_samples() {
-        // Escapes are only in 32 windows of 512 bytes, where a counter that samples would look.
+        // Only 32 windows of 512 bytes have escapes. A counter that samples the text might look
+        // only there.
         let length = 100_000;
         let mut raw = vec![b'a'; length];
         for window in 0..32 {

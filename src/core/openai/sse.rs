@@ -1,13 +1,13 @@
 //! Finds the events in a stream of server-sent events, however it is cut into chunks.
 //!
 //! An event ends at an empty line; lines end with `\n` or `\r\n`. (The standard also allows a bare
-//! `\r`, which no engine sends and which is no line end here.) [`SseScanner::feed`] calls back for
+//! `\r`, which no engine sends; here it does not end a line.) [`SseScanner::feed`] calls back for
 //! each event that the chunk completes, including the empty line. An event that lies whole in the
 //! chunk is a slice of it; a split event is assembled in a buffer.
 //!
 //! Bound: the buffer never exceeds [`MAX_EVENT`]. A longer event is handed over in pieces
-//! ([`Scanned::Piece`]) and not kept; [`SseScanner::release`] returns the bytes held until then.
-//! Cost: one `memchr` per line; no allocation unless an event is split.
+//! ([`Scanned::Piece`]) and not kept; [`SseScanner::release`] returns the bytes held before it
+//! became too long. Cost: one `memchr` per line; no allocation unless an event is split.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ use memchr::memchr;
 /// tens of KiB; only events that repeat the request or the whole answer are longer.
 pub const MAX_EVENT: usize = 1 << 20;
 
-/// Capacity that the buffer may keep between events, bytes.
+/// Bytes of capacity that the buffer may keep after an event.
 const KEEP_CAPACITY: usize = 64 << 10;
 
 /// A finding in the chunk just fed.
@@ -132,8 +132,8 @@ impl SseScanner {
     }
 }
 
-/// The next line end from `at` on. Every other line end directly follows the one before it, so the
-/// byte at `at` is checked before a search.
+/// The next line end from `at` on. The end of an empty line directly follows another line end, so
+/// the byte at `at` is checked before a search.
 fn newline(chunk: &[u8], at: usize) -> Option<usize> {
     match chunk.get(at)? {
         b'\n' => Some(at),

@@ -1,16 +1,16 @@
-//! Intervals that hold at every moment at once: an experiment may be watched all the time and
-//! stopped at any time, without more errors than the confidence allows.
+//! Intervals that hold at all moments together. So an operator may watch an experiment all the time
+//! and stop it at any time, without more errors than the confidence allows.
 //!
 //! An ordinary 95 % interval that is looked at after every request excludes the truth sooner or
 //! later. A *confidence sequence* contains the truth at all times together with 95 %:
 //!
-//! - [`around`] an estimate whose variance is estimated too;
-//! - [`share`] of events, exact for any number of events. [`excess`] is the one-sided form, against
-//!   "at most p". [`quantile_ranks`] follows from it, since the share of values below the true
-//!   quantile is known.
+//! - [`around`]: the interval for an estimate whose variance is estimated too;
+//! - [`share`]: the interval for a share of events, exact for any number of events. [`excess`] is
+//!   the one-sided form, against "at most p". [`quantile_ranks`] follows from it, because the share
+//!   of values below the true quantile is known.
 //!
-//! Counts may be real: where events come in clusters, a count is the number of events over their
-//! design effect.
+//! Counts may be real numbers. If events come in clusters, the count is the number of events
+//! divided by their design effect.
 
 use statrs::function::beta::{beta_reg, ln_beta};
 
@@ -50,8 +50,7 @@ fn reach(variance: f64, freedom: f64, effect: f64, confidence: f64) -> f64 {
 }
 
 /// The variance at which the half-width of [`around`] is `wanted`. If the variance is inverse to
-/// the number of requests, the current variance divided by this one is the factor by which that
-/// number must grow.
+/// the number of requests, the number must grow by the current variance divided by this one.
 pub fn variance_for(wanted: f64, freedom: f64, effect: f64, confidence: f64) -> f64 {
     let (mut low, mut high) = (0.0, wanted * wanted);
     for _ in 0..60 {
@@ -61,10 +60,10 @@ pub fn variance_for(wanted: f64, freedom: f64, effect: f64, confidence: f64) -> 
     low
 }
 
-/// The share of events that `hits` of `count` independent events indicate, at all times with
-/// `confidence`. With k hits of n and a mixture of all shares from 0 to 1, B(k + 1, n - k + 1) /
-/// (p^k (1 - p)^(n - k)) exceeds 1/a with a probability of at most a if p is the truth (Ville 1939;
-/// Robbins 1970).
+/// The interval for the true share of hits, given `hits` of `count` independent events, at all
+/// times with `confidence`. With k hits of n and a mixture of all shares from 0 to 1, B(k + 1, n -
+/// k + 1) / (p^k (1 - p)^(n - k)) exceeds 1/a with a probability of at most a if p is the truth
+/// (Ville 1939; Robbins 1970).
 pub fn share(hits: f64, count: f64, confidence: f64) -> Estimate {
     if count <= 0.0 {
         return Estimate { value: 0.5, low: 0.0, high: 1.0 };
@@ -92,8 +91,8 @@ fn evidence(hits: f64, count: f64, p: f64) -> f64 {
 
 /// ln of the evidence that the true share is above `most`, given `hits` of `count` independent
 /// events. If the true share is `most` or less, this exceeds ln(1/a) with a probability of at most
-/// a, over all looks together. Mixes shares from `from` (`most` or more) to 1: a share above `from`
-/// is found soonest.
+/// a, over all looks together. The mixture has the shares from `from` (`most` or more) to 1, so a
+/// share above `from` is found soonest.
 pub fn excess(hits: f64, count: f64, most: f64, from: f64) -> f64 {
     if count <= 0.0 || !(0.0..1.0).contains(&most) || !(most..1.0).contains(&from) {
         return 0.0;
@@ -142,8 +141,8 @@ mod tests {
                 missed[index] += i32::from(!always);
             }
         }
-        // The method promises at most 40 misses. An interval that never misses would be too wide to
-        // use.
+        // The method promises at most 40 misses on average. An interval that never misses would be
+        // too wide to be useful.
         assert!(missed.iter().all(|missed| (2..=40).contains(missed)), "{missed:?} of 400");
     }
 

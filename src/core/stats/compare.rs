@@ -6,9 +6,9 @@
 //! intervals this is Newcombe's interval for two shares; on logarithms it is the interval of a
 //! ratio. An unbounded part makes the change unbounded.
 //!
-//! A verdict has a *margin*, the largest change that is too small to matter. An interval inside the
-//! margin is no difference; this is checked first, so a certain but trivial change is none. An
-//! interval clear of zero is better or worse. Any other interval is undecided.
+//! A verdict has a *margin*, the largest change that is too small to matter. If the interval lies
+//! inside the margin, the verdict is "no difference", even if the change is certain. Otherwise, if
+//! the interval excludes zero, it is better or worse. If not, it is undecided.
 
 use super::Estimate;
 
@@ -30,7 +30,7 @@ pub enum Verdict {
     Worse,
     /// The true change, of either sign, is inside the margin.
     NoDifference,
-    /// The data allows both no change and a change that matters.
+    /// The interval contains zero and also changes that matter.
     Undecided,
 }
 
@@ -59,9 +59,9 @@ impl Change {
         Self(Estimate { value: value.exp_m1(), low: low.exp_m1(), high: high.exp_m1() })
     }
 
-    /// b / a - 1 of pairs, where both parts of a pair were measured under the same conditions.
-    /// Computed from the mean of the logarithms, so that halving and doubling cancel. Unbounded for
-    /// fewer than two pairs, or if a value is not above 0.
+    /// b / a - 1 of pairs, where both values of a pair were measured under the same conditions. It
+    /// is computed from the mean of the logarithms, so that a halving and a doubling cancel.
+    /// Unbounded for fewer than two pairs, or if a value is not above 0.
     pub fn of_pairs(a: &[f64], b: &[f64], confidence: f64) -> Self {
         if a == b && a.len() > 1 {
             return Self(Estimate { value: 0.0, low: 0.0, high: 0.0 });

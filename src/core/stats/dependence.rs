@@ -16,7 +16,7 @@
 
 use super::{two_sided_t, two_sided_z};
 
-/// Batches that a series is divided into.
+/// Number of batches into which a series is divided.
 pub const BATCHES: usize = 10;
 
 /// The effect of dependence on the information in a series.
@@ -32,8 +32,8 @@ impl Dependence {
     /// Independence, for values drawn independently and for series too short to measure `effect`.
     pub const NONE: Self = Self { effect: 1.0, freedom: f64::INFINITY };
 
-    /// The divisor for the number of values: with n divided by D (t / z)^2, an interval of this
-    /// `confidence` is computed as for independent values.
+    /// D (t / z)^2, by which the number of values n is divided. An interval of this `confidence` is
+    /// then computed as for independent values.
     pub fn inflation(&self, confidence: f64) -> f64 {
         if self.freedom.is_infinite() {
             return self.effect;

@@ -2,9 +2,9 @@
 //!
 //! The series is divided into [`BATCHES`] runs. The means of the runs are nearly independent and
 //! nearly normal, so mean +- t s / sqrt(BATCHES) covers the true mean, with Student's t of
-//! BATCHES - 1 degrees (Law, *Simulation Modeling and Analysis*, 9.5). In a series of fewer than
-//! two values per batch, each value is a batch. For a throughput the values are counts in windows
-//! of equal length.
+//! BATCHES - 1 degrees (Law, *Simulation Modeling and Analysis*, 9.5). If the series has fewer than
+//! two values per batch, each value counts as a batch. For a throughput the values are counts in
+//! windows of equal length.
 
 use super::dependence::{BATCHES, batch_mean, batches};
 use super::{Estimate, two_sided_t};

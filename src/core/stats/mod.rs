@@ -14,8 +14,8 @@
 //! Requests of one run wait in the same queues, so their latencies are correlated: 1,000 values may
 //! carry no more information than 50 independent ones. Intervals for series in time order allow for
 //! the correlation with a *design effect*; without it they would be several times too short near
-//! saturation. Seeded simulations in the tests show the coverage, for independent and for queueing
-//! data.
+//! saturation. Simulations in the tests show how often intervals contain the true value, for
+//! independent and for queueing data.
 //!
 //! Pure: no clock, no global randomness. Values are `f64` in the caller's unit. NaN is a caller's
 //! mistake and sorts last.
@@ -55,7 +55,7 @@ pub struct Estimate {
     pub high: f64,
 }
 
-/// JSON has no infinity: it is written as null.
+/// JSON has no infinity, so an infinite end is written as null.
 fn low_end<'de, D: Deserializer<'de>>(end: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(end)?.unwrap_or(f64::NEG_INFINITY))
 }

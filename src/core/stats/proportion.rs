@@ -5,7 +5,8 @@
 //! 2001). It stays inside 0..1 and is sensible at 0 of n and n of n, where the textbook interval
 //! has no width.
 //!
-//! n may be real: for a series in time order, n is the number of values over their design effect.
+//! n may be a real number. For a series in time order, n is the number of values divided by their
+//! design effect.
 
 use super::dependence::{Dependence, design_effect};
 use super::{Estimate, percentile, two_sided_z};
@@ -33,8 +34,8 @@ pub fn of_series(hits: &[bool], confidence: f64) -> Estimate {
 /// The long-run share for trials in time order that also have a value each, such as a latency,
 /// which rises and falls with the chance of a miss.
 ///
-/// A few misses do not show their correlation, but the values do. So the larger of two design
-/// effects is used: of the hits, and of the series "value above the median".
+/// A few misses do not show how they are correlated, but the values do. So the larger of two design
+/// effects is used: the one of the hits, and the one of the series "value above the median".
 pub fn of_series_with(hits: &[bool], values: &[f64], confidence: f64) -> Estimate {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -53,8 +54,8 @@ pub fn dependence(hits: &[bool]) -> Dependence {
 /// The number of independent trials that would give an interval as wide as `estimate` at this
 /// confidence; 0 for an estimate without trials.
 pub fn effective(estimate: &Estimate, confidence: f64) -> f64 {
-    // An end of Wilson's interval is the share whose own z standard deviations just reach the
-    // observed share.
+    // An end of Wilson's interval is the share from which the observed share is z standard
+    // deviations away.
     let end = if estimate.low > 0.0 { estimate.low } else { estimate.high };
     let distance = (estimate.value - end).abs();
     if distance > 0.0 { two_sided_z(confidence).powi(2) * end * (1.0 - end) / (distance * distance) } else { 0.0 }

@@ -10,8 +10,9 @@
 //! Nonparametric Statistics*, 3.2). If even u = n does not reach 1 - a/2, the end is infinite: at
 //! 95 %, a P99 needs 368 independent values.
 //!
-//! Coverage at 95 % (tests): 95 % and more for independent values; 89 to 95 % for the waits of a
-//! queue at 70 and 85 % load, where the interval without the design effect covers less than 75 %.
+//! In the tests, intervals of 95 % contain the truth in 95 % of the cases or more for independent
+//! values. For the waits of a queue at 70 and 85 % load it is 89 to 95 %, and without the design
+//! effect less than 75 %.
 
 use statrs::function::beta::beta_reg;
 
@@ -40,8 +41,8 @@ pub fn independent(sorted: &[f64], q: f64, confidence: f64) -> Estimate {
 /// The long-run quantile `q` in 0..1 of a series in time order, with `confidence` in 0..1.
 ///
 /// n is divided by the design effect of the series 1{x <= quantile}, whose mean the binomial
-/// counts, or of 1{x <= median} if that effect is larger: a few values in the tail do not show how
-/// strongly they cluster. The incomplete beta function continues the binomial to a real n.
+/// counts, or of 1{x <= median} if that effect is larger, because a few values in the tail do not
+/// show how strongly they cluster. The incomplete beta function extends the binomial to a real n.
 pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -54,13 +55,13 @@ pub fn of_series(values: &[f64], q: f64, confidence: f64) -> Estimate {
     estimate(&sorted, q, confidence, if middle.effect > here.effect { middle } else { here })
 }
 
-/// The long-run quantile by sectioning (Asmussen and Glynn, *Stochastic Simulation*, III.5): how
-/// far the quantiles of ten parts of the series spread around the quantile of the whole, in
-/// logarithms, times [`CAUTION`].
+/// The long-run quantile by sectioning (Asmussen and Glynn, *Stochastic Simulation*, III.5). The
+/// interval is the spread of the quantiles of ten parts of the series around the quantile of the
+/// whole, in logarithms, times [`CAUTION`].
 ///
-/// Bounded for 20 positive values or more, even if order statistics are not; unbounded for fewer.
-/// It needs long parts: for a P99 of few or clustered values, the coverage is below the stated
-/// confidence (87 % or more at 99 % in the tests).
+/// The interval is bounded for 20 positive values or more, even if order statistics give no bound,
+/// and unbounded for fewer. It needs long parts: for a P99 of few or clustered values, the coverage
+/// is below the stated confidence (87 % or more at 99 % in the tests).
 pub fn sectioned(values: &[f64], q: f64, confidence: f64) -> Estimate {
     let log_of = |values: &[f64]| {
         let mut sorted = values.to_vec();
@@ -77,7 +78,8 @@ pub fn sectioned(values: &[f64], q: f64, confidence: f64) -> Estimate {
     Estimate { value: whole.exp(), low: (whole - reach).exp(), high: (whole + reach).exp() }
 }
 
-/// The number of independent values that the upper end of quantile `q` needs to be finite.
+/// The number of independent values from which the upper end of the interval for quantile `q` is
+/// finite.
 pub fn needed(q: f64, confidence: f64) -> u64 {
     (((1.0 - confidence) / 2.0).ln() / q.ln()).ceil() as u64
 }
@@ -86,8 +88,8 @@ fn estimate(sorted: &[f64], q: f64, confidence: f64, dependence: Dependence) -> 
     let (value, count) = (percentile(sorted, q), sorted.len() as f64);
     let worth = count / dependence.inflation(confidence);
     let tail = (1.0 - confidence) / 2.0;
-    // Ranks count from 1, first among the `worth` independent values, then among all values. The
-    // grain absorbs the error of the bisection.
+    // A rank counts from 1. It is found among the `worth` independent values and scaled to all
+    // values. The grain absorbs the error of the bisection.
     let grain = 1e-6;
     let low = binomial_root(worth, q, tail)
         .and_then(|root| sorted.get((((root + 1.0) * count / worth + grain).floor() as usize).checked_sub(1)?));

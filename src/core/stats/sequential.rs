@@ -3,11 +3,11 @@
 //! The test decides between two shares of misses: acceptable p0 and unacceptable p1 > p0. Each
 //! trial adds to the logarithm of the likelihood ratio: ln(p1/p0) for a miss, ln((1 - p1)/(1 - p0))
 //! for a hit. The test decides for p1 at ln((1 - b)/a) and for p0 at ln(b/(1 - a)), with a and b
-//! the allowed errors (Wald 1945). With p0 = 0.5 %, p1 = 2 % and errors of 5 %, 194 hits in a row
-//! accept.
+//! the allowed errors (Wald 1945). With p0 = 0.5 %, p1 = 2 % and errors of 5 %, the test decides
+//! for p0 after 194 hits in a row.
 //!
 //! The error rates hold for independent trials. Misses of one queue are correlated and end the test
-//! too early, so it may steer a search but does not certify the result.
+//! too early, so the test may steer a search but does not certify the result.
 
 /// The state of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub struct RatioTest {
 
 impl RatioTest {
     /// A test that separates the miss shares `acceptable` and `unacceptable` (0 < acceptable <
-    /// unacceptable < 1), with errors of `error` either way (0 < error < 0.5). Values outside these
-    /// ranges are moved to the nearest sensible value.
+    /// unacceptable < 1), with probability `error` of a wrong decision either way (0 < error <
+    /// 0.5). Values outside these ranges are moved to the nearest sensible value.
     pub fn new(acceptable: f64, unacceptable: f64, error: f64) -> Self {
         let p0 = acceptable.clamp(1e-9, 0.5);
         let p1 = unacceptable.clamp(p0 * 1.000_001, 1.0 - 1e-9);
@@ -53,8 +53,8 @@ impl RatioTest {
         self.sum += if hit { self.per_hit } else { self.per_miss };
     }
 
-    /// The state now. The test keeps no memory: a bound that was crossed and left again does not
-    /// count.
+    /// The state now. Only the present sum counts, not a bound that the sum crossed earlier and
+    /// left again.
     pub fn state(&self) -> TestState {
         if self.sum >= self.reject {
             TestState::Unacceptable

@@ -1,6 +1,7 @@
 //! Data with known truth for the coverage tests: independent draws and waiting times of a queue.
 //!
-//! An interval with confidence c must contain the truth for about the share c of the seeds.
+//! Of the intervals from many seeds, about the share c must contain the truth, where c is the
+//! confidence.
 
 use super::Estimate;
 use crate::base::Rng;

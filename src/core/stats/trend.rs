@@ -2,7 +2,7 @@
 //!
 //! A straight line by least squares through the means of [`BATCHES`] runs. Batch means of a
 //! stationary series are nearly independent, so the slope over its standard error is nearly
-//! Student's t with BATCHES - 2 degrees of freedom. On single values the test would take every slow
+//! Student's t with BATCHES - 2 degrees of freedom. A test on single values would take every slow
 //! wave for a trend.
 //!
 //! A wave longer than the series looks like a trend to any test, so a caller that acts on a rise
@@ -42,8 +42,8 @@ impl Trend {
         Some(Self { mean, rise: slope * (count - 1.0), t })
     }
 
-    /// Whether the rise is so large that a level series shows it by chance in less than 1 of 20
-    /// cases.
+    /// Whether the rise is so large that a level series would show it by chance in less than 1 of
+    /// 20 cases.
     pub fn is_rising(&self) -> bool {
         self.t > SIGNIFICANT
     }
@@ -72,8 +72,8 @@ mod tests {
             |load| (0..200).filter(|seed| Trend::of_series(&waits(*seed, load, 8000)).unwrap().is_rising()).count();
         let stable = rising(0.7);
         assert!(stable <= 22, "{stable} of 200");
-        // A queue with a load over 1 has no steady state for `waits` to start in, so a drift takes
-        // the place of overload.
+        // A queue with a load over 1 has no steady state in which `waits` could start, so here a
+        // drift is added instead.
         let mut overloaded = 0;
         for seed in 0..50 {
             let drift: Vec<f64> =

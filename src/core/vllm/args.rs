@@ -1,9 +1,11 @@
-//! Flags of `vllm serve`, typed both ways: argv -> [`ServeArgs`] -> argv.
+//! Reads the flags of `vllm serve` into typed values and writes them again: argv -> [`ServeArgs`]
+//! -> argv.
 //!
 //! Grammar as argparse reads it: `--flag value`, `--flag=value`, `_` and `-` alike in names, unique
 //! abbreviations, switches with a `--no-` form, short forms such as `-tp`, one positional model (or
-//! `--model`), `-O2`, and parts of a JSON flag as `--flag.key value`. Sizes take k (1,000), K
-//! (1,024) and the same with m, g and t, where vLLM takes them. The last of repeated flags wins.
+//! `--model`), `-O2`, and parts of a JSON flag as `--flag.key value`. Where vLLM takes sizes, they
+//! may have the units k (1,000), K (1,024), and likewise m, g and t. If a flag is repeated, the
+//! last value counts.
 //!
 //! An unknown or removed flag is an error for which the caller exits with code 2, as vLLM does.
 //! Values are checked while parsing, so reading from a `ServeArgs` cannot fail.
@@ -46,7 +48,7 @@ pub enum ArgsError {
     /// A value that is not among the choices.
     #[error("argument {0}: invalid choice: {1} (choose from {2})")]
     Choice(String, String, String),
-    /// A fraction of a power of two.
+    /// A number with a fraction before an upper-case unit, such as `1.5K`.
     #[error(
         "argument {flag}: Decimals are not allowed with binary suffixes like {unit}. Did you mean to use {number}{} \
          instead?", unit.to_ascii_lowercase()
@@ -255,7 +257,7 @@ fn model_first<S: AsRef<str>>(argv: &[S]) -> Vec<String> {
     argv
 }
 
-/// The level in `-O3` or `-O=3`.
+/// The optimization level in `-O3` or `-O=3`.
 fn optimization_level(word: &str) -> Option<&str> {
     let level = word.strip_prefix("-O").filter(|level| !level.is_empty())?;
     Some(level.strip_prefix('=').unwrap_or(level))
@@ -288,7 +290,7 @@ fn check(flag: &Flag, version: Version, text: &str) -> Result<Value, ArgsError> 
         true => ArgsError::Convert(name(), text.to_owned(), class),
         false => ArgsError::Invalid { flag: name(), wanted, value: text.to_owned() },
     };
-    // None is a value of every optional type.
+    // Every flag of an optional type also takes `None`.
     if flag.optional && text == "None" {
         return Ok(Value::Text(text.to_owned()));
     }
@@ -333,7 +335,7 @@ fn lora(text: &str) -> Result<(String, String), ArgsError> {
     Ok((field("name")?, field("path")?))
 }
 
-/// A whole number with an optional unit. `auto` is -1.
+/// A whole number with an optional unit. For flags that take `auto`, it is -1.
 fn size(flag: &Flag, version: Version, text: &str) -> Result<Option<i64>, ArgsError> {
     let text = text.trim();
     if flag.takes == Takes::SizeAuto && (text.eq_ignore_ascii_case("auto") || text == "-1") {

@@ -1,9 +1,10 @@
 //! Counters of speculative decoding, from vLLM's `spec_decode_*`, and the acceptance that they
 //! show.
 //!
-//! The counts of all engines of a page are added. At most [`POSITIONS`] positions are read.
+//! The counts of all engines on a page are added. At most [`POSITIONS`] positions of a draft are
+//! read.
 
-/// Positions of a draft that are read.
+/// Number of positions of a draft that are read.
 pub const POSITIONS: usize = 32;
 /// Fewest drafts from which an acceptance is computed.
 const DRAFTS_MIN: f64 = 200.0;
@@ -41,15 +42,15 @@ impl DraftCounts {
         Self { drafts: self.drafts - before.drafts, tokens: self.tokens - before.tokens, accepted }
     }
 
-    /// For each position up to the last accepted one, the share of drafts that were accepted up to
-    /// there; `None` for fewer than 200 drafts.
+    /// For each position up to the last at which a token was accepted: the share of drafts that
+    /// were accepted up to this position. `None` for fewer than 200 drafts.
     pub fn acceptance(&self) -> Option<Vec<f64>> {
         if self.drafts < DRAFTS_MIN {
             return None;
         }
         let known = self.accepted.iter().rposition(|accepted| *accepted > 0.0).map_or(1, |last| last + 1);
-        // On a page that was read during a step, a position may have a higher count than the one
-        // before it.
+        // If the page was read during a step, a position may have a higher count than the previous
+        // position.
         let mut most = 1.0f64;
         let rates = self.accepted[..known].iter().map(|accepted| {
             most = most.min(accepted.max(0.0) / self.drafts);

@@ -1,8 +1,9 @@
 //! The effect of each flag of `vllm serve`, and whether a client of the admin API may change it.
 //!
 //! `flag_effect.txt` lists every flag of `flags.txt` once. Only flags of the scheduler and of
-//! memory are tunable: at worst the engine does not start. A flag that is not in the list is not
-//! tunable. Neither is an abbreviation, because another version of vLLM may expand it differently.
+//! memory are tunable, because at worst the engine does not start. A flag that is not in the list
+//! is not tunable. Neither is an abbreviation, because another version of vLLM may expand it
+//! differently.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;

@@ -1,13 +1,13 @@
 //! Flags that take JSON, whole or in parts.
 //!
-//! Whole: in flags that vLLM reads into typed settings, numbers with a unit are written out. Parts:
-//! `--flag.key value`, gathered into one object for each spelling of a flag. A value is JSON if it
-//! parses, otherwise a number with a unit (`1k`), otherwise text. `--flag.key.inner` nests;
-//! `--flag.key+` splits the value at commas and appends to a list.
+//! In JSON that is given whole, numbers with a unit are written out if vLLM reads the flag into
+//! typed settings. Parts, `--flag.key value`, are gathered into one object for each spelling of a
+//! flag. A value is JSON if it parses, otherwise a number with a unit (`1k`), otherwise text.
+//! `--flag.key.inner` nests; `--flag.key+` splits the value at commas and appends to a list.
 //!
-//! As in vLLM, the objects count as if given after all other flags, so they replace JSON that was
-//! given whole. With two spellings of a flag (`-cc`, `--compilation-config`), the object that was
-//! begun later replaces the other.
+//! As in vLLM, the objects count as if they were given after all other flags, so they replace JSON
+//! that was given whole. If a flag has parts in two spellings (`-cc`, `--compilation-config`), the
+//! object whose first part came later replaces the other.
 
 use serde_json::{Map, Value};
 
@@ -40,8 +40,8 @@ impl JsonParts {
     }
 }
 
-/// JSON that was given whole for this flag, with units written out. The inner `Err` is the text, if
-/// it is not JSON.
+/// The JSON that was given whole for this flag, with numbers written without units. The inner `Err`
+/// is the text if it is not JSON.
 pub(super) fn whole(flag: &str, text: &str) -> Result<Result<String, String>, BinaryFraction> {
     const UNTYPED: [&str; 4] =
         ["speculative-config", "watermark-config", "diffusion-config", "override-generation-config"];

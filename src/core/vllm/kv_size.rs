@@ -3,8 +3,8 @@
 //! `num_gpu_blocks x block_size` is the size only where all layers share one kind of block. Models
 //! with sliding windows or state layers fill several blocks for each block of tokens, so the
 //! product overstates the size. Newer engines state the size in the label `kv_cache_size_tokens`
-//! (`kv_cache_max_concurrency` x context limit): then that label counts. If the label is no number,
-//! 0 or above the product, the product counts, and [`KvDoubt`] is the reason.
+//! (`kv_cache_max_concurrency` x context limit), and then the label counts. If the label is no
+//! number, 0 or above the product, the product counts, and [`KvDoubt`] is the reason.
 
 use std::fmt;
 

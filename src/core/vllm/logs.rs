@@ -6,11 +6,12 @@
 //! - a line that begins a later phase (a phase never goes back);
 //! - a progress bar whose count changed;
 //! - a line whose text, without digits, is new since the start. "Waiting for 1 engine core to
-//!   start" every minute is one text, as are the access lines of the gateway's probes.
+//!   start", printed every minute, is only one text. So are the access lines of the gateway's
+//!   probes.
 //!
 //! A kind of engine has a [`LogForm`]; this file has vLLM's, from start-up logs of 0.22 to 0.33.
-//! Bound: [`SEEN_MAX`] texts are remembered. After that a new text no longer counts, but a new
-//! phase does.
+//! Bound: [`SEEN_MAX`] texts are remembered. After that, a new text or count no longer shows
+//! progress, but a new phase does.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -54,10 +55,9 @@ labels! {
 impl StartPhase {
     /// The time without progress in this phase after which the start counts as stalled.
     ///
-    /// Chosen from published starts, at several times the longest step that prints nothing: imports
-    /// on a cold disk, a shard of weights over a network, one compile range (seen: 300 s, and 2,222
-    /// s for all ranges of a start), one autotune (600 s). A start that makes progress is not
-    /// limited.
+    /// The limit is several times the longest step without output in published starts: imports on a
+    /// cold disk, a shard of weights over a network, one compile range (300 s was seen, and 2,222 s
+    /// for all ranges of a start), one autotune (600 s). A start that makes progress has no limit.
     pub fn stall_limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Launching | Self::Configuring | Self::EngineStarting => 180,
@@ -82,8 +82,8 @@ pub struct LogForm {
     pub message: fn(&str) -> &str,
     /// Whether the line has a level below error.
     pub is_remark: fn(&str) -> bool,
-    /// Texts, and the phase that begins with a line that contains one. A line that ends a phase
-    /// begins the next phase.
+    /// Texts, each with the phase that begins with a line that contains it. A line that ends a
+    /// phase begins the next phase.
     pub phases: &'static [(&'static str, StartPhase)],
 }
 

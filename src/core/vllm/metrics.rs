@@ -4,15 +4,15 @@
 //! the highest rank counts. Names have changed between versions: [`ALIASES`] maps old names to new
 //! names. If a page has both, the new name counts. Under Ray the colon of `vllm:` is an underscore.
 //!
-//! Lines that cannot be parsed are skipped. [`MetricsSnapshot::samples`] counts the lines of vLLM
-//! that were read; 0 means that the page is not vLLM's. Bound: at most [`MAX_PAGE`] bytes are read.
+//! Lines that cannot be parsed are skipped. [`MetricsSnapshot::samples`] counts the lines with a
+//! name of vLLM; 0 means that the page is not vLLM's. Bound: at most [`MAX_PAGE`] bytes are read.
 
 use super::drafts::DraftCounts;
 use super::kv_size::{KvDoubt, KvSize};
 
 /// Largest number of adapter names that are read from a page.
 pub const MAX_ADAPTERS: usize = 64;
-/// Longest page that is read, bytes; a real one has about 100 kB.
+/// Most bytes of a page that are read. A real page has about 100 kB.
 pub const MAX_PAGE: usize = 8 << 20;
 
 /// Old names, and the names since 0.12, both without prefix.
@@ -23,7 +23,7 @@ pub const ALIASES: &[(&str, &str)] = &[
     ("time_per_output_token_seconds", "inter_token_latency_seconds"),
 ];
 
-/// Names for which every page of vLLM has samples from the start on; the state of the scheduler.
+/// Names for the state of the scheduler. Every page of vLLM has samples of them from the start on.
 pub const SCHEDULER: [&str; 5] = [
     "num_requests_running",
     "num_requests_waiting",
@@ -32,17 +32,17 @@ pub const SCHEDULER: [&str; 5] = [
     "num_preemptions_total",
 ];
 
-/// The name to which the size of the KV cache in tokens is translated, for engines that report it
-/// as a number.
+/// The name to which other kinds of engine translate their own name for the size of the KV cache in
+/// tokens.
 pub const KV_TOKENS: &str = "kv_cache_tokens";
 
 /// Bounds of buckets of `iteration_tokens_total`, tokens.
 pub const STEP_TOKENS: [f64; 5] = [256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
-/// For each of [`STEP_TOKENS`], the next bound, equal or higher, in vLLM's buckets of prompt
-/// lengths.
+/// For each of [`STEP_TOKENS`], the smallest bound in vLLM's buckets of prompt lengths that is not
+/// below it.
 const PROMPT_TOKENS: [f64; STEP_TOKENS.len()] = [500.0, 1_000.0, 2_000.0, 5_000.0, 5_000.0];
 
-/// Samples of a histogram above each of [`STEP_TOKENS`].
+/// The number of samples of a histogram that lie above each bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Above {
     all: f64,
@@ -102,10 +102,11 @@ pub struct MetricsSnapshot {
     pub cache_tokens: Option<u64>,
     /// Tokens in the KV caches of all engines of the page together, with prefix caching or without.
     pub kv_tokens: Option<u64>,
-    /// Why the stated size of a KV cache does not count.
+    /// Why the size of a KV cache that the page states is not used.
     pub cache_doubt: Option<KvDoubt>,
-    /// Tokens that one engine keeps in host memory; 0 without that tier, or if the page does not
-    /// show its size in tokens. vLLM 0.33 shows the size of its own tier from the first step on.
+    /// Tokens that one engine can keep in host memory. 0 without that tier, or if the page does not
+    /// show the tier's size in tokens. vLLM 0.33 shows the size of its own tier from the first step
+    /// on.
     pub offloaded_tokens: u64,
     /// Requests that wait for a passing condition, such as a free adapter slot; `None` before 0.20.
     pub deferred: Option<f64>,
@@ -133,7 +134,7 @@ pub struct AdaptersInUse {
     at: f64,
 }
 
-/// Finished requests by `finished_reason`.
+/// Numbers of finished requests, by `finished_reason`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Success {
     /// End of sequence or stop string.
@@ -165,8 +166,8 @@ impl MetricsSnapshot {
         let new_names: Vec<&str> = ALIASES.iter().map(|(_, new)| *new).filter(|new| shows(page, new, name)).collect();
         let mut snapshot = Self::default();
         for line in page.lines() {
-            // No value of an engine is negative, so a negative sample is skipped: it would hide
-            // others in a sum.
+            // No value of an engine is negative. A negative sample is skipped, because in a sum it
+            // would hide other samples.
             let read = sample(line).and_then(|(written, labels, value)| Some((name(written)?, labels, value)));
             if let Some((name, labels, value)) = read.filter(|(_, _, value)| *value >= 0.0) {
                 let name = match ALIASES.iter().find(|(old, _)| family_matches(name, old)) {
@@ -275,7 +276,7 @@ impl MetricsSnapshot {
     }
 
     /// The names of [`SCHEDULER`] that the page lacks, perhaps because a later vLLM renamed them.
-    /// Their values are 0.
+    /// Their values count as 0.
     pub fn lacks(&self) -> impl Iterator<Item = &'static str> {
         SCHEDULER.into_iter().zip(self.shown).filter(|(_, shown)| !shown).map(|(name, _)| name)
     }

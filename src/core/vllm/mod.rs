@@ -1,6 +1,7 @@
 //! vLLM seen from outside: flags, versions, Prometheus page, log and failures.
 //!
-//! Facts about vLLM 0.32 and 0.33, with older names where they differ. Pure: text in, values out.
+//! The facts are about vLLM 0.32 and 0.33, with names of older versions where they differ. All
+//! functions are pure.
 
 pub mod version;
 mod whole_number;
@@ -12,6 +13,7 @@ pub mod secrets;
 pub mod failure;
 pub mod logs;
 pub mod drafts;
+pub mod kv_events;
 pub mod kv_size;
 pub mod metrics;
 pub mod rank_page;

@@ -11,15 +11,15 @@ use super::metrics::{label, sample};
 /// The most ranks of a server.
 pub const MAX_RANKS: usize = 256;
 
-/// The lines of a page that are about one data-parallel rank, which the label `engine` names, or
-/// about no rank.
+/// The lines of a page that are about this data-parallel rank, which the label `engine` names, or
+/// about the whole server.
 pub fn of_rank(page: &str, rank: u16) -> String {
     let wanted = rank.to_string();
     let is_own = |line: &&str| engine(line).is_none_or(|engine| engine == wanted);
     page.lines().filter(is_own).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// The ranks on a page, in order; none if the page names no engine.
+/// The ranks on a page in ascending order; none if no line has the label `engine`.
 pub fn ranks(page: &str) -> Vec<u16> {
     let mut found = BTreeSet::new();
     for rank in page.lines().filter_map(engine).filter_map(|engine| engine.parse().ok()) {

@@ -1,7 +1,7 @@
 //! Which flags, variables and words of a command hold secrets.
 //!
-//! vLLM's flags that hold secrets are listed. For other names (flags of a newer version, keys of a
-//! JSON value, variables) the end of the name decides: `kv-transfer-config.password`,
+//! vLLM's flags that hold secrets are in a list. For other names (flags of a newer version, keys of
+//! a JSON value, variables) the end of the name decides, as in `kv-transfer-config.password` and
 //! `WANDB_API_KEY`.
 
 use super::flags::table::{Arity, lookup};
@@ -9,7 +9,7 @@ use super::flags::table::{Arity, lookup};
 /// Flags of vLLM whose values are secrets; vLLM does not log them either.
 const FLAGS: &[&str] = &["api-key", "hf-token", "watermark-config"];
 
-/// Ends of other names of secrets.
+/// Ends of names that are not in [`FLAGS`] and hold secrets.
 const ENDINGS: &[&str] = &[
     "access-key",
     "access-token",
@@ -28,7 +28,7 @@ const ENDINGS: &[&str] = &[
     "session-token",
 ];
 
-/// More ends of the names of variables with secrets. Flags and JSON keys with these ends may be
+/// Further ends, only for names of variables, because flags and JSON keys with these ends may be
 /// harmless: `eos_token`.
 const VARIABLE_ENDINGS: &[&str] = &["authorization", "credentials", "key", "pass", "token"];
 

@@ -1,10 +1,10 @@
 //! Whole numbers with a unit, as vLLM reads sizes: `32768`, `32k`, `32K`, `1.5m`.
 //!
-//! Lower case counts in powers of 1,000, upper case in powers of 1,024. A fraction of a power of
-//! 1,024 is refused, as in vLLM. [`expand`] writes out such numbers inside JSON, as vLLM does
-//! before it reads the object.
+//! Units in lower case are powers of 1,000, in upper case of 1,024. A fraction of a power of 1,024
+//! is refused, as in vLLM. [`expand`] writes out such numbers inside JSON, as vLLM does before it
+//! reads the object.
 
-/// A fraction of a power of two.
+/// A number with a fraction before an upper-case unit.
 pub(super) struct BinaryFraction {
     /// The number before the unit.
     pub(super) number: String,
@@ -37,7 +37,7 @@ pub(super) fn parse(text: &str) -> Result<Option<i64>, BinaryFraction> {
     Ok(value.filter(|value| value.abs() < 9e15).map(|value| value as i64))
 }
 
-/// The JSON with all numbers outside strings written without units. A number that is too large
+/// The JSON, with all numbers outside strings written without units. A number that is too large
 /// becomes the largest `i64`.
 pub(super) fn expand(json: &str) -> Result<String, BinaryFraction> {
     let (mut out, mut rest) = (String::new(), json);
@@ -60,7 +60,7 @@ pub(super) fn expand(json: &str) -> Result<String, BinaryFraction> {
     Ok(out)
 }
 
-/// Whether the token is digits, an optional fraction, and a unit.
+/// Whether the token consists of digits, an optional fraction, and a unit.
 fn has_unit(token: &str) -> bool {
     let Some(number) = token.strip_suffix(|c: char| "kmgt".contains(c.to_ascii_lowercase())) else { return false };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 
 use super::registry::Registry;
-use crate::driver::EngineFailure;
+use crate::driver::{EngineFailure, EngineSettings};
+use crate::engine::context::EngineContext;
 use crate::engine::journal::Setup;
-use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, RestartBlocked};
+use crate::engine::kept::may_keep;
+use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, Keep, RestartBlocked};
 use crate::engine::preflight;
 use sluice_config::{ArgValue, is_secret_arg};
 
@@ -61,6 +63,17 @@ pub struct RestartRequest {
     pub hold: bool,
     /// Cut requests that outlast the drain.
     pub cut: bool,
+    /// The tuner's part in it, if it is a change of the tuner.
+    pub trial: Option<Trial>,
+}
+
+/// A restart that the tuner requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trial {
+    /// It may be taken back, until [`Fleet::end_trials`](super::Fleet::end_trials).
+    Begin,
+    /// It takes a change back: the flags have the values before the change, written or by default.
+    Return,
 }
 
 /// A change that has begun.
@@ -85,7 +98,26 @@ pub(super) async fn restart(
     }
     let Setup { settings, configured } = if request.reset { context.spec().setup() } else { context.setup() };
     let to = Setup { settings: settings.with(&request.set), configured };
-    change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold }, None).await
+    let to = match request.trial {
+        Some(Trial::Return) => kept_as(&context, &request.set, to),
+        _ => to,
+    };
+    let keep = Some(if request.trial.is_some() { Keep::Trial } else { Keep::Settling });
+    change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold, keep }, None).await
+}
+
+/// The settings of the old engine that is kept asleep, if they are `to` apart from flags of `set`
+/// that have their defaults there.
+fn kept_as(context: &EngineContext, set: &BTreeMap<String, ArgValue>, to: Setup) -> Setup {
+    let kept = context.state.lock().lifecycle.kept.as_ref().map(|kept| kept.setup.clone());
+    kept.filter(|kept| is_return_to(kept, set, &to)).unwrap_or(to)
+}
+
+fn is_return_to(kept: &Setup, set: &BTreeMap<String, ArgValue>, to: &Setup) -> bool {
+    let own = kept.settings.with(&BTreeMap::new()).args;
+    let is_absent_or_equal = |(name, value): (&String, &ArgValue)| own.get(name).is_none_or(|own| own == value);
+    let set = EngineSettings { args: set.clone() }.with(&BTreeMap::new()).args;
+    set.iter().all(is_absent_or_equal) && kept.settings.with(&set) == to.settings && kept.configured == to.configured
 }
 
 /// Begins a change and numbers it. With a `generation`, only while that configuration is in force.
@@ -97,7 +129,7 @@ pub(super) async fn change(
 ) -> Result<ChangeStarted, RestartError> {
     let handle = registry.handle(name).ok_or_else(|| RestartError::NotManaged(name.to_owned()))?;
     let spec = handle.context.spec();
-    let notices = preflight::check_settings(&*handle.context.driver, &spec, &request.to.settings).await?;
+    let notices = preflight::check_settings(&*handle.context.driver(), &spec, &request.to.settings).await?;
     let _one_at_a_time = registry.change_lock.lock().await;
     ensure_no_change(registry, None)?;
     if handle.context.step().in_rotation() && !request.hold {
@@ -109,7 +141,8 @@ pub(super) async fn change(
     // Shows now whether the journal can be written. If a later write fails, the change fails.
     handle.context.write_journal().await.map_err(RestartError::NotSaved)?;
     let id = registry.next_change();
-    handle.change(ChangeRequest { id, ..request }).await?;
+    let keep = request.keep.filter(|_| request.to != handle.context.setup() && may_keep(&handle.context));
+    handle.change(ChangeRequest { id, keep, ..request }).await?;
     Ok(ChangeStarted { change: id, notices: notices.iter().map(ToString::to_string).collect() })
 }
 
@@ -119,4 +152,31 @@ pub(super) fn ensure_no_change(registry: &Registry, own: Option<&str>) -> Result
     let changed = registry.table().views().into_iter().find(|view| view.change.is_some()).map(|view| view.backend);
     let replaced = || registry.replaced().filter(|name| own != Some(&**name)).map(|name| name.to_string());
     changed.or_else(replaced).map_or(Ok(()), |other| Err(RestartBlocked::ChangeInProgress(other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_return_of_the_tuner_is_a_return_to_the_kept_engine_even_if_a_flag_had_its_default() {
+        let args = |pairs: &[(&str, i64)]| {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), ArgValue::Int(*value))).collect()
+        };
+        let setup = |pairs: &[(&str, i64)]| Setup {
+            settings: EngineSettings { args: args(pairs) },
+            configured: "x".to_owned(),
+        };
+        let of = |kept: &[(&str, i64)], set: &[(&str, i64)], to: &[(&str, i64)]| {
+            is_return_to(&setup(kept), &args(set), &setup(to))
+        };
+        let back = [("max-num-seqs", 64)];
+        assert!(of(&[("max-num-seqs", 64), ("seed", 1)], &back, &[("max-num-seqs", 64), ("seed", 1)]));
+        assert!(of(&[("max_num_seqs", 64)], &back, &back), "another spelling");
+        assert!(of(&[("seed", 1)], &back, &[("max-num-seqs", 64), ("seed", 1)]), "the default");
+        assert!(!of(&[("max-num-seqs", 32)], &back, &back), "another value");
+        assert!(!of(&[("seed", 1)], &back, &[("max-num-seqs", 64), ("seed", 2)]), "another flag differs");
+        let elsewhere = Setup { configured: "y".to_owned(), ..setup(&back) };
+        assert!(!is_return_to(&elsewhere, &args(&back), &setup(&back)), "another configuration");
+    }
 }

@@ -149,7 +149,7 @@ impl EngineTable {
         let state = context.state.lock();
         let settings = &state.lifecycle.wanted.settings;
         let host = settings.int("max-cpu-loras").and_then(|host| u64::try_from(host).ok());
-        let rank = match context.driver.adapter_rank(settings) {
+        let rank = match context.driver().adapter_rank(settings) {
             AdapterRank::UpTo(rank) => u32::try_from(rank).ok(),
             AdapterRank::None(_) | AdapterRank::Unknown => None,
         };

@@ -116,6 +116,16 @@ impl Fleet {
         change::restart(&self.registry, name, request).await
     }
 
+    /// Ends the trials of the tuner, except of engines (`pool/backend`) for which one is under way:
+    /// the old engines are not kept for a return any longer.
+    pub fn end_trials(&self, is_under_way: impl Fn(&str) -> bool) {
+        for (name, engine) in &self.registry.table().managed {
+            if !is_under_way(name) {
+                engine.handle.context.state.lock().lifecycle.end_trial();
+            }
+        }
+    }
+
     /// Makes an engine on hold, or in backoff, start now. Does nothing for an external backend.
     ///
     /// # Errors
@@ -154,7 +164,7 @@ impl Fleet {
     /// The gateway does not run the engine, or it is in a pod.
     pub fn log(&self, name: &str, after: Option<u64>, most: usize) -> Result<LogLines, LogError> {
         let context = self.registry.context(name).ok_or_else(|| LogError::NotManaged(name.to_owned()))?;
-        context.driver.log_lines(after, most).ok_or_else(|| LogError::Elsewhere(name.to_owned()))
+        context.driver().log_lines(after, most).ok_or_else(|| LogError::Elsewhere(name.to_owned()))
     }
 
     /// The limits of a managed engine (`pool/backend`) for LoRA adapters, if known: how many it

@@ -109,21 +109,25 @@ async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<
     if let Some(trace) = trace.filter(|_| !present) {
         present = engine.adopt(trace).await?;
     }
-    if !present && let Some(found) = engine.find_running().await {
-        present = engine.adopt(&found).await?;
+    let mut stopped = Stopped::Nothing;
+    loop {
+        if !present && let Some(found) = engine.find_running(None).await {
+            present = engine.adopt(&found).await?;
+        }
+        if !present {
+            return Ok(stopped);
+        }
+        engine.stop(StopRules::default()).await?;
+        // An old engine may be left that sleeps next to this one.
+        (stopped, present) = (Stopped::Running, false);
     }
-    if !present {
-        return Ok(Stopped::Nothing);
-    }
-    engine.stop(StopRules::default()).await?;
-    Ok(Stopped::Running)
 }
 
 fn write_stopped(journal: &Mutex<Journal>, mut record: JournalLine) -> std::io::Result<()> {
     let mut journal = journal.lock();
     let name = record.backend.clone();
     record.lifecycle.step = Step::Off;
-    (record.trace, record.at) = (None, jiff::Timestamp::now().to_string());
+    (record.trace, record.aside, record.at) = (None, None, jiff::Timestamp::now().to_string());
     journal.write(record)?;
     journal.forget(&name);
     Ok(())

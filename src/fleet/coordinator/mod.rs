@@ -25,7 +25,7 @@ mod sharing;
 mod stop;
 mod turns;
 
-pub use change::{ChangeStarted, RestartError, RestartRequest};
+pub use change::{ChangeStarted, RestartError, RestartRequest, Trial};
 pub use engine_table::ExternalBackend;
 pub use fleet::{Fleet, LogError};
 pub use hand_over::EngineBusy;

@@ -15,7 +15,7 @@ use super::change::{RestartError, change, ensure_no_change};
 use super::registry::{Registry, Replacing};
 use super::stop::begin_stop;
 use crate::engine::context::EngineContext;
-use crate::engine::lifecycle::{ChangeRequest, Outcome, RestartBlocked, Step};
+use crate::engine::lifecycle::{ChangeRequest, Keep, Outcome, RestartBlocked, Step};
 use crate::engine::preflight::{check_replacement, check_settings};
 use crate::engine::spec::EngineSpec;
 use sluice_gateway::pool::{Cordon, Irreplaceable};
@@ -85,7 +85,8 @@ impl Rollout<'_> {
             if context.heads_for(&spec.configured) && (step.in_rotation() || step.is_at_rest()) {
                 return Ok(());
             }
-            let request = ChangeRequest { id: 0, to: spec.setup(), cut: false, hold: false };
+            let request =
+                ChangeRequest { id: 0, to: spec.setup(), cut: false, hold: false, keep: Some(Keep::Settling) };
             match change(self.registry, &spec.name, request, Some(self.generation)).await {
                 Ok(started) => break started.change,
                 Err(RestartError::Blocked(blocked)) => show_blocked(context, blocked),

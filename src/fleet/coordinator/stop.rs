@@ -14,6 +14,7 @@ use super::engine_table::StoppingEngine;
 use super::registry::Registry;
 use crate::driver::StopRules;
 use crate::engine::context::EngineContext;
+use crate::engine::effects::stop_by;
 use crate::engine::lifecycle::Step;
 use sluice_gateway::pool::Cordon;
 
@@ -56,7 +57,7 @@ async fn retry_until_stopped(registry: &Registry, context: &Arc<EngineContext>) 
         if registry.is_closing() {
             break;
         }
-        let stopped = context.driver.stop(StopRules::default()).await;
+        let stopped = stop_by(context, StopRules::default()).await;
         {
             let mut state = context.state.lock();
             match stopped {

@@ -331,7 +331,7 @@ impl Driver for CommandDriver {
         Ok(EngineIdentity::Command)
     }
 
-    async fn find_running(&self) -> Option<EngineIdentity> {
+    async fn find_running(&self, _except: Option<&EngineIdentity>) -> Option<EngineIdentity> {
         (self.is_running().await == Some(true)).then_some(EngineIdentity::Command)
     }
 

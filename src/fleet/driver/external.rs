@@ -45,7 +45,7 @@ impl Driver for ExternalDriver {
         Err(self.refusal())
     }
 
-    async fn find_running(&self) -> Option<EngineIdentity> {
+    async fn find_running(&self, _except: Option<&EngineIdentity>) -> Option<EngineIdentity> {
         Some(EngineIdentity::External)
     }
 

@@ -23,6 +23,9 @@ pub enum EngineIdentity {
         /// not be read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         baseline: Option<Vec<(u16, u64)>>,
+        /// The port on which it listens; absent in journals of earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        port: Option<u16>,
     },
     /// Only the operator's commands find the engine.
     Command,

@@ -164,6 +164,35 @@ pub trait Driver: Send + Sync + fmt::Debug {
         false
     }
 
+    /// A driver for a second engine of the backend, which listens on `port`; `None` if two cannot
+    /// run next to each other.
+    fn beside(&self, _port: u16) -> Option<SharedDriver> {
+        None
+    }
+
+    /// The port on which the engine listens, if the driver chooses it.
+    fn port(&self) -> Option<u16> {
+        None
+    }
+
+    /// Bytes of the memory of the host that the engine needs to sleep; `None`: unknown.
+    fn asleep_bytes(&self, _settings: &EngineSettings) -> Option<u64> {
+        None
+    }
+
+    /// Checks that an engine with these settings can run next to the present one, and gets as much
+    /// memory of the devices next to the present users as it would get alone.
+    ///
+    /// # Errors
+    /// Why it would not, or why that is unknown.
+    async fn check_room(&self, _settings: &EngineSettings) -> Result<(), String> {
+        Err("the memory of the devices is unknown".to_owned())
+    }
+
+    /// The engine sleeps, and does not count as a user of its devices until the driver starts,
+    /// adopts or (`false`) takes it back.
+    fn set_aside(&self, _aside: bool) {}
+
     /// The engine's log file, if it is on this machine.
     fn log_path(&self) -> Option<&Path> {
         None
@@ -179,9 +208,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Except in the first case, no engine runs then.
     async fn start(&self, settings: &EngineSettings) -> Result<EngineIdentity, EngineFailure>;
 
-    /// Searches without the journal for a running engine of this backend, to pass to
-    /// [`Driver::adopt`]: a gateway may have died between a start and the journal entry.
-    async fn find_running(&self) -> Option<EngineIdentity>;
+    /// Searches without the journal for a running engine of this backend other than `except`, to
+    /// pass to [`Driver::adopt`]: a gateway may have died between a start and the journal entry.
+    async fn find_running(&self, except: Option<&EngineIdentity>) -> Option<EngineIdentity>;
 
     /// The flags of the found engine, if known: others may have changed them.
     fn running_settings(&self) -> Option<EngineSettings> {

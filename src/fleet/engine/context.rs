@@ -31,6 +31,8 @@ pub(crate) struct EngineState {
     /// The step under way, and everything that decides the next one.
     pub(crate) lifecycle: Lifecycle<Setup>,
     pub(crate) trace: Option<EngineIdentity>,
+    /// The engine that sleeps next to the present one, and since when.
+    pub(crate) aside: Option<(EngineIdentity, Instant)>,
     /// Golden prompts, and the texts generated before the restart.
     pub(crate) golden: Vec<(String, String)>,
     /// When the start began; `None` once the engine is in rotation.
@@ -45,11 +47,19 @@ pub(crate) struct EngineState {
     pub(crate) history: History,
 }
 
+/// The driver of the present engine, and of one that sleeps next to it.
+#[derive(Debug)]
+pub(super) struct Drivers {
+    pub(super) present: SharedDriver,
+    pub(super) aside: Option<SharedDriver>,
+}
+
 /// State shared by one engine's task and effects.
 #[derive(Debug)]
 pub(crate) struct EngineContext {
     spec: ArcSwap<EngineSpec>,
-    pub(crate) driver: SharedDriver,
+    /// Taken after `state`, where both are.
+    pub(super) drivers: Mutex<Drivers>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) journal: Arc<Mutex<Journal>>,
@@ -78,6 +88,7 @@ impl EngineContext {
         let state = EngineState {
             lifecycle: Lifecycle::new(spec.setup()),
             trace: None,
+            aside: None,
             golden: Vec::new(),
             started: None,
             start_took: None,
@@ -88,7 +99,7 @@ impl EngineContext {
             history: History::default(),
         };
         Self {
-            driver,
+            drivers: Mutex::new(Drivers { present: driver, aside: None }),
             admission,
             reported,
             journal,
@@ -100,6 +111,11 @@ impl EngineContext {
             identity: spec.identity.clone(),
             spec: ArcSwap::from_pointee(spec),
         }
+    }
+
+    /// The driver of the present engine.
+    pub(crate) fn driver(&self) -> SharedDriver {
+        Arc::clone(&self.drivers.lock().present)
     }
 
     /// The engine as the configuration in force describes it.
@@ -196,7 +212,7 @@ impl EngineContext {
         let Some(id) = self.backend_id() else { return };
         if cordon == Cordon::Open {
             // Before the engine's first request.
-            self.admission.set_by_priority(id, self.driver.schedules_by_priority(&self.settings()));
+            self.admission.set_by_priority(id, self.driver().schedules_by_priority(&self.settings()));
         }
         self.admission.set_cordon(id, cordon);
     }
@@ -284,7 +300,7 @@ impl EngineContext {
 
     /// Sequences that the engine runs at once, if the settings give them.
     pub(crate) fn ceiling(&self, settings: &EngineSettings) -> Option<u32> {
-        u32::try_from(self.driver.sequences(settings)?).ok().filter(|seqs| *seqs > 0)
+        u32::try_from(self.driver().sequences(settings)?).ok().filter(|seqs| *seqs > 0)
     }
 
     /// Writes the state to the journal. Returns once it is on the disk.
@@ -304,6 +320,7 @@ impl EngineContext {
             backend: self.spec().name.to_string(),
             lifecycle: state.lifecycle.clone(),
             trace: state.trace.clone(),
+            aside: state.aside.as_ref().map(|(engine, _)| engine.clone()),
             identity: self.identity.clone(),
             golden: state.golden.clone(),
             start_ms: state.start_took.and_then(|took| u64::try_from(took.as_millis()).ok()),

@@ -15,8 +15,8 @@ use super::context::EngineContext;
 use super::lifecycle::{Event, RestartBlocked, Step, StepFailure};
 use super::preflight::check_replacement;
 use super::spec::EngineSpec;
-use super::{adapters, checks, client, sleep_mode};
-use crate::driver::{EngineFailure, StopRules};
+use super::{adapters, checks, client, kept, sleep_mode};
+use crate::driver::{EngineFailure, StopRules, Stopped};
 use crate::{ReadyRules, wait_until_ready};
 use sluice_core::vllm::failure::Retryable;
 use sluice_gateway::pool::{Cordon, Irreplaceable, Phase};
@@ -41,9 +41,9 @@ pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
         Step::WarmUp => checks::warm_up(&context).await,
         Step::Ramp => ramp(&context).await,
         Step::Serve => serve(&context).await,
-        Step::Sleep => sleep_mode::fall_asleep(&context).await,
+        Step::Sleep => fall_asleep(&context).await,
         Step::Asleep => asleep(&context).await,
-        Step::Wake => sleep_mode::wake_up(&context).await,
+        Step::Wake => kept::wake_up(&context).await,
         Step::Backoff => backoff(&context).await,
         Step::Recover | Step::Off | Step::Idle | Step::Hold => std::future::pending().await,
     };
@@ -61,8 +61,9 @@ pub(super) async fn engine_lost(context: Arc<EngineContext>, step: Step) -> Even
     if !watched {
         return std::future::pending().await;
     }
+    let driver = context.driver();
     let why = tokio::select! {
-        exit = context.driver.wait_for_exit() => context.driver.diagnose(Some(exit)).to_string(),
+        exit = driver.wait_for_exit() => driver.diagnose(Some(exit)).to_string(),
         why = hung(&context, step) => why,
     };
     // The engine ran with these settings, so they may work again, whatever the log says last.
@@ -172,9 +173,9 @@ async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
         // This drops the ordinary stop. A repeated stop signals every process it finds.
         () = context.fast_shutdown.cancelled(), if context.is_leaving() => {
             let rules = StopRules { grace: FAST_STOP_GRACE, kill: FAST_STOP_GRACE, port: Duration::ZERO, memory: Duration::ZERO };
-            context.driver.stop(rules).await?
+            stop_by(context, rules).await?
         }
-        stopped = context.driver.stop(spec.stop_rules()) => stopped?,
+        stopped = stop_by(context, spec.stop_rules()) => stopped?,
     };
     let (name, orphans) = (&spec.name, stopped.orphans);
     if stopped.forced {
@@ -191,16 +192,35 @@ async fn stop(context: &EngineContext) -> Result<(), StepFailure> {
     Ok(())
 }
 
+/// Stops the engine, and one that sleeps next to it, unless that one is kept.
+pub(crate) async fn stop_by(context: &EngineContext, rules: StopRules) -> Result<Stopped, EngineFailure> {
+    if context.state.lock().lifecycle.kept.is_none() {
+        kept::stop_aside(context, rules).await?;
+    }
+    let stopped = context.driver().stop(rules).await?;
+    if context.is_leaving() {
+        // Another engine may get the configured address.
+        context.connect_to(None);
+    }
+    Ok(stopped)
+}
+
+async fn fall_asleep(context: &EngineContext) -> Result<(), StepFailure> {
+    let changes = context.state.lock().lifecycle.change.is_some();
+    if changes { kept::put_aside(context).await } else { sleep_mode::fall_asleep(context).await }
+}
+
 async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let (name, settings) = (context.spec().name.clone(), context.settings());
+    kept::choose_port(context);
     context.expect_ready();
     context.state.lock().history.starting();
     // Adapters were checked when the change was requested; `load_adapters` handles a failure now.
-    let notices = context.driver.check(&settings).await?;
+    let notices = context.driver().check(&settings).await?;
     for notice in notices {
         tracing::warn!(backend = %name, "{notice}");
     }
-    let trace = context.driver.start(&settings).await?;
+    let trace = context.driver().start(&settings).await?;
     {
         let mut state = context.state.lock();
         state.history.running(&trace);
@@ -242,7 +262,8 @@ async fn ready(context: &EngineContext) -> Result<(), StepFailure> {
 }
 
 async fn ready_at(context: &EngineContext, spec: &EngineSpec) -> Result<(), StepFailure> {
-    let progress = context.driver.progress();
+    let driver = context.driver();
+    let progress = driver.progress();
     let shown = async {
         let Some(progress) = progress else { return std::future::pending().await };
         loop {
@@ -256,17 +277,17 @@ async fn ready_at(context: &EngineContext, spec: &EngineSpec) -> Result<(), Step
         ..ReadyRules::default()
     };
     let ready = tokio::select! {
-        ready = wait_until_ready(&*context.driver, &spec.address, &spec.models, rules) => ready,
+        ready = wait_until_ready(&*driver, &spec.address, &spec.models, rules) => ready,
         never = shown => never,
     };
     match ready {
         Ok(_) => {
-            context.driver.mark_ready();
+            driver.mark_ready();
             Ok(())
         }
         Err(failure) => {
             let mut failure = StepFailure::from(failure);
-            if let Some(log) = context.driver.log_path() {
+            if let Some(log) = driver.log_path() {
                 failure.why += &format!(" (log: {})", log.display());
             }
             Err(failure)
@@ -313,7 +334,7 @@ async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
 
 /// While the settings are not known to be good, ends once they have served for the settling time.
 /// Keeps the adapters as configured, then and later.
-async fn serve(context: &EngineContext) -> Result<(), StepFailure> {
+async fn serve(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let settled = async {
         if context.state.lock().lifecycle.is_settled() {
             return std::future::pending().await;
@@ -323,6 +344,7 @@ async fn serve(context: &EngineContext) -> Result<(), StepFailure> {
     tokio::select! {
         () = settled => Ok(()),
         never = adapters::maintain(context) => never,
+        never = kept::watch(context) => match never {},
     }
 }
 

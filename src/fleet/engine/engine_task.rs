@@ -66,7 +66,7 @@ impl EngineHandle {
     /// It does not fit the present step, or the engine is being shut down.
     pub(crate) async fn rest(&self) -> CommandResult {
         let context = &self.context;
-        let sleeps = context.driver.sleeps(&context.settings());
+        let sleeps = context.driver().sleeps(&context.settings());
         self.send(move |lifecycle| lifecycle.rest(sleeps)).await
     }
 

@@ -103,7 +103,8 @@ mod tests {
     fn a_process_was_started_when_the_system_says() {
         let stat = procfs::process::Process::myself().unwrap().stat().unwrap();
         let (boot, mark) = (String::new(), String::new());
-        let own = EngineIdentity::Process { pid: stat.pid, started: stat.starttime, boot, mark, baseline: None };
+        let own =
+            EngineIdentity::Process { pid: stat.pid, started: stat.starttime, boot, mark, baseline: None, port: None };
         let mut history = History::default();
         history.running(&own);
         let age = now() - history.started.unwrap();

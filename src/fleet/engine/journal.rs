@@ -71,6 +71,9 @@ pub(crate) struct JournalLine {
     /// How the engine is found again; absent until the start was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<EngineIdentity>,
+    /// How the engine is found again that sleeps next to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub aside: Option<EngineIdentity>,
     /// Digest of program, port, devices and environment.
     #[serde(default)]
     pub identity: String,
@@ -312,7 +315,8 @@ pub(crate) mod tests {
         let mut lifecycle = Lifecycle::new(Setup::default());
         lifecycle.step = step;
         let (at, backend) = ("2026-01-01T00:00:00Z".to_owned(), backend.to_owned());
-        JournalLine { at, backend, lifecycle, trace: None, identity: String::new(), golden: Vec::new(), start_ms: None }
+        let identity = String::new();
+        JournalLine { at, backend, lifecycle, trace: None, aside: None, identity, golden: Vec::new(), start_ms: None }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::context::EngineContext;
 use super::journal::{JournalLine, Setup};
+use super::kept;
 use super::lifecycle::{Difference, Lifecycle, Recovery, Survivor};
 use super::spec::EngineSpec;
 use super::view::flag_line;
@@ -21,7 +22,10 @@ use sluice_config::OnStart;
 pub(super) async fn recover(context: &EngineContext) {
     let spec = context.spec();
     let record = context.journal.lock().last().get(&*spec.name).cloned();
-    let found = find(context, record.as_ref().and_then(|record| record.trace.as_ref())).await;
+    let (present, aside) =
+        record.as_ref().map_or((None, None), |record| (record.trace.as_ref(), record.aside.as_ref()));
+    let is_kept = kept::recover(context, present, aside).await && spec.rules.on_start == OnStart::Adopt;
+    let found = find(context, present, aside).await;
     let survivor = match (&found, spec.rules.on_start) {
         (None, _) => Survivor::None,
         (Some(_), OnStart::Adopt) => Survivor::Adoptable,
@@ -34,6 +38,10 @@ pub(super) async fn recover(context: &EngineContext) {
             (record, difference)
         }
     };
+    let (mut record, is_warm) = (record, context.driver().is_warm());
+    if let Some(record) = record.as_mut().filter(|_| !is_kept) {
+        record.lifecycle.forget_kept();
+    }
     let mut state = context.state.lock();
     if let Some(engine) = &found {
         state.history.running(engine);
@@ -62,7 +70,7 @@ pub(super) async fn recover(context: &EngineContext) {
             tracing::info!(backend = %spec.name, alive, step, "continues what an earlier gateway began");
         }
     }
-    state.lifecycle.adopted &= context.driver.is_warm();
+    state.lifecycle.adopted &= is_warm;
     let settings = &state.lifecycle.wanted.settings;
     if recovery != Recovery::New && difference == Difference::None && *settings != spec.settings {
         let settings = flag_line(settings);
@@ -73,7 +81,7 @@ pub(super) async fn recover(context: &EngineContext) {
 /// A new record for an engine whose flags differ from the journal or, without a journal, from the
 /// configuration.
 fn changed_elsewhere(context: &EngineContext, spec: &EngineSpec, record: Option<&JournalLine>) -> Option<JournalLine> {
-    let settings = context.driver.running_settings()?;
+    let settings = context.driver().running_settings()?;
     if settings == *record.map_or(&spec.settings, |record| &record.lifecycle.wanted.settings) {
         return None;
     }
@@ -95,10 +103,14 @@ fn difference(record: &JournalLine, spec: &EngineSpec) -> Difference {
 
 /// A running engine whose settings are known, which the driver now controls. The driver also takes
 /// control of an engine with unknown settings, to stop it.
-async fn find(context: &EngineContext, recorded: Option<&EngineIdentity>) -> Option<EngineIdentity> {
+async fn find(
+    context: &EngineContext,
+    recorded: Option<&EngineIdentity>,
+    aside: Option<&EngineIdentity>,
+) -> Option<EngineIdentity> {
     let name = context.spec().name.clone();
     if let Some(trace) = recorded {
-        match context.driver.adopt(trace).await {
+        match context.driver().adopt(trace).await {
             Ok(true) => return Some(trace.clone()),
             Ok(false) => {}
             Err(failure) => {
@@ -106,13 +118,13 @@ async fn find(context: &EngineContext, recorded: Option<&EngineIdentity>) -> Opt
             }
         }
     }
-    let trace = match context.driver.find_running().await {
+    let trace = match context.driver().find_running(aside).await {
         Some(trace) => trace,
         // The commands may not show whether it was started, but it may respond.
-        None if context.driver.kind() == DriverKind::Command && is_healthy(context).await => EngineIdentity::Command,
+        None if context.driver().kind() == DriverKind::Command && is_healthy(context).await => EngineIdentity::Command,
         None => return None,
     };
-    match context.driver.adopt(&trace).await {
+    match context.driver().adopt(&trace).await {
         // An engine of commands has no further settings, and a pod shows the actual ones.
         Ok(true) if matches!(trace, EngineIdentity::Command | EngineIdentity::Pod { .. }) => Some(trace),
         Ok(_) => {

@@ -32,6 +32,9 @@ pub struct EngineView {
     /// The last good flags, if they differ.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_good: Option<String>,
+    /// Flags of the old engine that is kept asleep for a return to them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
     /// Number of the planned change under way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<u64>,
@@ -98,12 +101,13 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
     let life = &state.lifecycle;
     EngineView {
         backend: spec.name.to_string(),
-        driver: context.driver.kind().label().to_owned(),
+        driver: context.driver().kind().label().to_owned(),
         step: life.step.label().to_owned(),
         seconds: state.since.elapsed().as_secs_f64(),
         detail: state.detail.clone(),
         settings: flag_line(&life.wanted.settings),
         last_good: (life.good.settings != life.wanted.settings).then(|| flag_line(&life.good.settings)),
+        kept: life.kept.as_ref().map(|kept| flag_line(&kept.setup.settings)),
         change: life.change.as_ref().map(|change| change.id),
         last_change: life.ended.as_ref().map(LastChange::from),
         taken_back: taken_back(life, &spec.configured),
@@ -115,7 +119,7 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
         start_seconds: state.start_took.map(|took| took.as_secs_f64()),
         wakes_total: state.history.wakes,
         wake_seconds: state.wake_took.map(|took| took.as_secs_f64()),
-        why: life.why.clone().or_else(|| context.driver.remark()),
+        why: life.why.clone().or_else(|| context.driver().remark()),
     }
 }
 

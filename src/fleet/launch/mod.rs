@@ -16,7 +16,9 @@ mod settings_rules;
 pub use checks::adapter_rank;
 pub(crate) use installed_flags::InstalledFlagsCache;
 pub use plan::check_values;
-pub(crate) use plan::{LaunchPlan, max_adapter_rank, memory_share, schedules_by_priority, sequences, sleeps};
+pub(crate) use plan::{
+    LaunchPlan, can_run_twice, gpus, max_adapter_rank, memory_share, schedules_by_priority, sequences, sleeps,
+};
 pub(crate) use program::find_program;
 
 #[cfg(test)]

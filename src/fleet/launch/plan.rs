@@ -57,6 +57,21 @@ pub(crate) fn memory_share(launch: &Launch, settings: &EngineSettings) -> Option
     is_known.then(|| flags.float("gpu-memory-utilization").unwrap_or(MEMORY_SHARE))
 }
 
+/// The GPUs over which the engine spreads copies or parts of the weights.
+pub(crate) fn gpus(launch: &Launch, settings: &EngineSettings) -> u64 {
+    let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
+    let sizes = ["tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"];
+    let of = |name: &&str| flags.int(name).and_then(|size| u64::try_from(size).ok()).unwrap_or(1).max(1);
+    sizes.iter().map(of).fold(1, u64::saturating_mul)
+}
+
+/// Whether two engines of these flags can run next to each other: no flag fixes a port. The ranks
+/// of a server use fixed ports among themselves.
+pub(crate) fn can_run_twice(launch: &Launch, settings: &EngineSettings) -> bool {
+    let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
+    flags.text("port").is_none() && flags.int("data-parallel-size").unwrap_or(1) <= 1
+}
+
 /// The flag of an engine that can sleep.
 const SLEEP_MODE: &str = "enable-sleep-mode";
 

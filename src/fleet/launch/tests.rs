@@ -322,3 +322,15 @@ fn the_sequences_of_an_engine_are_found_wherever_they_are_set() {
     assert_eq!(sequences(EngineKind::Vllm, &command, &settings(r#"{"max-num-seqs": 32}"#)), Some(64));
     assert_eq!(sequences(EngineKind::Vllm, &launch(&["sh", "serve", "m"]), &settings("{}")), None);
 }
+
+#[test]
+fn an_engine_runs_next_to_another_one_unless_its_flags_fix_a_port_and_its_weights_are_on_all_its_gpus() {
+    let twice = |command: &[&str], json| can_run_twice(&launch(command), &settings(json));
+    let serve = ["vllm", "serve", "m"];
+    assert!(twice(&serve, r#"{"max-num-seqs": 8, "data-parallel-size": 1}"#));
+    assert!(!twice(&["vllm", "serve", "m", "--port", "8001"], "{}"));
+    assert!(!twice(&serve, r#"{"port": 8001}"#));
+    assert!(!twice(&serve, r#"{"data_parallel_size": 2}"#));
+    let of = |json| gpus(&launch(&["vllm", "serve", "m", "-tp", "2"]), &settings(json));
+    assert_eq!((of("{}"), of(r#"{"pipeline-parallel-size": 3}"#), of(r#"{"tensor-parallel-size": 4}"#)), (2, 6, 4));
+}

@@ -11,13 +11,17 @@
 //! `names.rs` keeps the addresses of each name, learns which ones fail, and resolves again in the
 //! background. If all fail, the name is resolved at once, and new addresses are tried.
 //!
+//! An engine may listen on another port than the configured one ([`Connector::redirect`]): the
+//! endpoint stays the identity of the backend.
+//!
 //! Bounds: [`names::NAMES_MAX`] names, [`names::ADDRESSES_MAX`] addresses each,
-//! [`race::RUNNING_MAX`] open attempts.
+//! [`race::RUNNING_MAX`] open attempts, one redirection for each engine of the gateway.
 
 mod failure;
 mod order;
 mod race;
 mod names;
+mod redirections;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
@@ -32,6 +36,7 @@ pub use failure::ConnectError;
 use names::Names;
 pub use names::{Resolve, SystemResolver};
 use race::{Raced, race};
+use redirections::Redirections;
 
 use sluice_config::Address;
 use sluice_config::tls::ClientTls;
@@ -43,6 +48,7 @@ pub type EngineStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 #[derive(Debug)]
 pub struct Connector<R = SystemResolver> {
     names: Names<R>,
+    redirections: Redirections,
 }
 
 impl Connector {
@@ -57,13 +63,22 @@ impl Connector {
 impl<R: Resolve> Connector<R> {
     /// A connector that knows no name yet.
     pub fn new(resolver: R) -> Self {
-        Self { names: Names::new(resolver) }
+        Self { names: Names::new(resolver), redirections: Redirections::default() }
+    }
+
+    /// From now on, connects to `port` instead of the port of `to`, which must have an IP address.
+    pub fn redirect(&self, to: &Address, port: u16) {
+        self.redirections.set(to, port);
     }
 
     /// Whether a connection to `socket` may still be used for `to`: the name still has that
-    /// address, which has not failed since. Starts to resolve the name again if that is due.
+    /// address, which has not failed since, and the engine still listens on that port. Starts to
+    /// resolve the name again if that is due.
     pub fn is_current(&self, to: &Address, socket: SocketAddr) -> bool {
-        to.ip.is_some() || self.names.is_current(&to.authority, socket)
+        match to.ip {
+            Some(_) => self.redirections.port(to) == socket.port(),
+            None => self.names.is_current(&to.authority, socket),
+        }
     }
 
     /// Makes the name of `to` due to be resolved again at the next use.
@@ -78,7 +93,7 @@ impl<R: Resolve> Connector<R> {
         let connected = async {
             match to.ip {
                 Some(ip) => {
-                    let socket = SocketAddr::new(ip, to.endpoint.port);
+                    let socket = SocketAddr::new(ip, self.redirections.port(to));
                     Ok((socket, open(socket, to.tls.as_ref()).await?))
                 }
                 None => self.connect_by_name(to, limit, |socket| open(socket, to.tls.as_ref())).await,

@@ -197,3 +197,23 @@ async fn sockets_on_several_loopback_addresses() {
     let error = connector.connect(&address("127.0.0.1", port), LIMIT).await.unwrap_err();
     assert_eq!(error.to_string(), "Connection refused (os error 111)");
 }
+
+#[tokio::test]
+async fn connections_go_to_the_port_on_which_the_engine_listens_now() {
+    let (first, second) =
+        (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let port = |of: &TcpListener| of.local_addr().unwrap().port();
+    let (connector, _) = connector([Err("there is no name")]);
+    let to = address("127.0.0.1", port(&first));
+    let (old, _) = connector.connect(&to, LIMIT).await.unwrap();
+    assert_eq!(old.port(), port(&first));
+    connector.redirect(&to, port(&second));
+    assert!(!connector.is_current(&to, old), "an idle connection to the old engine");
+    let (new, _) = connector.connect(&to, LIMIT).await.unwrap();
+    assert_eq!(new.port(), port(&second));
+    assert!(connector.is_current(&to, new));
+    let other = address("127.0.0.1", port(&second));
+    assert!(connector.is_current(&other, new), "another backend is not redirected");
+    connector.redirect(&to, port(&first));
+    assert!(connector.is_current(&to, old) && !connector.is_current(&to, new));
+}

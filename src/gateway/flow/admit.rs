@@ -1,10 +1,10 @@
 //! Waits for a lease until one is granted, the deadline of the queue passes, the client leaves, or
 //! the gateway aborts all requests.
 //!
-//! If a client leaves while its request is queued, the request leaves the queue at once: the ticket
-//! is dropped with the wait. When a reload removes the pool that a request waits in or is about to
-//! enter, the request is classified by the newer routing table and enters again, with the original
-//! arrival time. [`REENTRIES_MAX`] bounds how often.
+//! If a client leaves while its request is queued, the request leaves the queue at once, because
+//! the ticket is dropped with the wait. When a reload removes the pool that a request waits in or
+//! is about to enter, the request is classified by the newer routing table and enters again, with
+//! the original arrival time. [`REENTRIES_MAX`] bounds how often.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::pool::{Admission, AdmissionDecision, Lease, WaitResult};
 use sluice_core::base::PoolId;
 use sluice_core::openai::{ShedReason, TooLarge};
 
-/// How often a request enters admission, where each entry but the first follows a reload.
+/// How often one request may enter admission. Each entry but the first follows a reload.
 const REENTRIES_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,7 +27,8 @@ const PREFIX_BYTES: usize = 1_024;
 /// Names the session of a request whose body names none.
 const SESSION_HEADER: &str = "x-session-id";
 
-/// How an arm serves a request, if that differs from requests without the experiment.
+/// How an arm serves a request, if that differs from how the request is served without the
+/// experiment.
 #[derive(Debug)]
 pub(super) struct ArmTarget {
     /// The model name that is sent upstream, if it differs from the client's.

@@ -22,8 +22,8 @@ use sluice_core::openai::{NotContinued, Refusal};
 pub(super) enum AttemptResult<X> {
     /// The request is over. The record has the outcome.
     Finished,
-    /// Nothing has reached the client: the request may be sent to another backend.
-    /// Boxed, because it is large and rare.
+    /// The attempt failed. The request may be sent to another backend, or another engine may
+    /// continue the stream. Boxed, because it is large and rare.
     Failed(Box<FailedAttempt<X>>),
 }
 
@@ -34,8 +34,8 @@ pub(super) struct FailedAttempt<X> {
     pub(super) outcome: Outcome,
     /// The backend's response, passed on if no other backend can take the request.
     pub(super) response: Option<ResponseStart<X>>,
-    /// The backend's refusal, if it came as the first event of a stream; passed on in the same
-    /// case.
+    /// The backend's refusal, if it came as the first event of a stream. It is passed on in the
+    /// same case as `response`.
     pub(super) busy: Option<BusyBackend>,
     /// The model, route, length or rank that the engine lacks, as the first event of the stream
     /// says.
@@ -47,8 +47,8 @@ pub(super) struct FailedAttempt<X> {
     pub(super) continues: bool,
     /// Why no engine may continue the stream after this attempt to continue it.
     pub(super) why_not: Option<NotContinued>,
-    /// Nothing has failed: the engine leaves service, and serves the stream until another engine
-    /// has room.
+    /// Nothing has failed: the engine leaves service, and keeps serving the stream until another
+    /// engine has room.
     pub(super) is_move: bool,
 }
 
@@ -115,7 +115,7 @@ impl<X> AttemptResult<X> {
 
 impl<X> FailedAttempt<X> {
     /// The gateway's response if no other backend can take the request. `retry_after`: seconds
-    /// until there may be room, used if the backend did not say.
+    /// until there may be room, used if the backend gave no time.
     pub(super) fn refusal(&self, retry_after: u64) -> Refusal {
         match (&self.busy, self.outcome) {
             (Some(busy), _) => Refusal::UpstreamBusy {
@@ -155,7 +155,7 @@ impl<X: Exchange> ResponseStart<X> {
     }
 }
 
-/// The reasons why there is no response head.
+/// The reasons why a wait for a part of the response ended without it.
 pub(super) enum WaitError {
     /// A reused connection was closed before any byte of a response.
     Stale,
@@ -194,7 +194,7 @@ impl WaitError {
 }
 
 /// Resolves when the client leaves, if the engine then aborts the request. Otherwise it never
-/// resolves: an engine that works on keeps the lease until it answers.
+/// resolves, because an engine that works on keeps the lease until it answers.
 pub(super) async fn left<D: Downstream>(down: &mut D, lease: &Lease) {
     match lease.address().engine.rules().aborts {
         true => down.gone().await,
@@ -202,8 +202,9 @@ pub(super) async fn left<D: Downstream>(down: &mut D, lease: &Lease) {
     }
 }
 
-/// Like [`guarded`], for the head of a response, but ends early for a client that leaves only as
-/// [`left`] says. When the head is there, an engine that worked on has finished.
+/// Like [`guarded`], for the head of a response, but a client that leaves ends the wait early only
+/// as [`left`] says. If the engine works on, it has finished when the head is there, and only then
+/// the client's leaving counts.
 pub(super) async fn guarded_work<T, D: Downstream>(
     wanted: Pin<&mut impl Future<Output = Result<T, WaitError>>>,
     down: &mut D,

@@ -35,8 +35,8 @@ pub fn place(table: &RoutingTable, model: &ModelRoute, tokens: u64) -> Option<Pl
     Some(Placement { home, spill })
 }
 
-/// Whether the engines of the home pool have the route. Pools to which the request may spill, but
-/// whose engines lack the route, are dropped.
+/// Checks that the engines of the home pool have the route; if not, returns their kind. Pools to
+/// which the request may spill, but whose engines lack the route, are dropped.
 pub fn keep_serving(table: &RoutingTable, placement: &mut Placement, route: Route) -> Result<(), EngineKind> {
     let serves = |pool: &PoolRoute| (pool.engine.rules().serves)(route);
     placement.spill.retain(|id| table.pools.iter().any(|pool| pool.id == *id && serves(pool)));

@@ -17,9 +17,9 @@
 //! | 404, 405 or 400 that says so | lacks model, route, length or rank | no (`refused_here.rs`) |
 //! | 400 in an event that says so | lacks the rank | no (`refused_here.rs`) |
 //!
-//! Any other 500 as the status of a head goes to the client: the engine fails at this request, and
-//! another engine would fail at it as well. A 401 or 403 to credentials of the client goes to the
-//! client, who sent them.
+//! Any other 500 as the status of a head goes to the client, because another engine would fail at
+//! this request as well. A 401 or 403 to credentials of the client goes to the client, who sent
+//! them.
 
 use http::StatusCode;
 
@@ -40,7 +40,7 @@ pub(super) struct EngineAnswer<'a> {
     pub(super) credentials: Credentials,
 }
 
-/// Whose credentials a request to an engine has.
+/// Whose credentials a request to an engine carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Credentials {
     /// The backend's `api_key`; or none, because the client's key was for the gateway.
@@ -64,7 +64,7 @@ pub(super) enum Elsewhere {
     /// 403 to the gateway's credentials. A filter in front of an engine also answers 403 because of
     /// a request's content.
     Forbidden,
-    /// The engine does not serve such requests; others may.
+    /// The engine does not serve such requests; other engines may.
     NotServed(Refused),
 }
 

@@ -27,15 +27,15 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Whether the response is a stream of events. Media types have no case, and parameters may
-    /// follow.
+    /// Whether the response is a stream of events. The case of letters in a media type does not
+    /// matter, and parameters may follow.
     pub fn is_event_stream(&self) -> bool {
         let kind = self.headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
         let essence = kind.split(|byte| *byte == b';').next().unwrap_or_default();
         self.status.is_success() && essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
     }
 
-    /// Whether the body is compressed, although the gateway did not ask for it.
+    /// Whether the body is compressed, although the gateway did not ask for compression.
     pub fn is_coded(&self) -> bool {
         let identity = |value: &HeaderValue| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
         self.headers.get_all(CONTENT_ENCODING).iter().any(|value| !identity(value))
@@ -69,8 +69,10 @@ pub struct UpstreamRequest {
     pub headers: HeaderMap,
     /// The body, in pieces.
     pub body: EditedBody,
+    /// The name of the request in the engine's KV events.
+    pub session: Option<u64>,
     /// The body as it would be without the experiment that the request is in, if that is another
-    /// body; sent when the arm cannot serve the request.
+    /// body. It is sent when the arm cannot serve the request.
     pub body_without_arm: Option<EditedBody>,
 }
 
@@ -100,8 +102,8 @@ pub trait Downstream: Send {
     /// Sends the head. Called at most once, before any body.
     fn head(&mut self, head: ResponseHead) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
-    /// Sends body bytes without delay. Only if `more` is set may they be held back, because more
-    /// bytes or [`Downstream::finish`] follow at once.
+    /// Sends body bytes without delay. If `more` is set, more bytes or [`Downstream::finish`]
+    /// follow at once, and the bytes may be held back until then.
     fn body(&mut self, bytes: Bytes, more: bool) -> impl Future<Output = Result<(), ClientGone>> + Send;
 
     /// Ends a complete response.
@@ -134,9 +136,9 @@ pub trait Upstream: Send + Sync + 'static {
 /// Which connection a request may be sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connection {
-    /// An idle one, or a new one if there is none.
+    /// An idle connection, or a new one if there is none.
     Any,
-    /// A new one.
+    /// A new connection.
     New,
 }
 
@@ -155,7 +157,7 @@ pub trait Exchange: Send {
     /// Cancel safe.
     fn body(&mut self, into: &mut BytesMut) -> impl Future<Output = Result<bool, ExchangeError>> + Send;
 
-    /// Whether the bytes read so far were the last ones: [`Exchange::body`] will return `false`
+    /// Whether the bytes read so far were the last ones. If so, [`Exchange::body`] returns `false`
     /// without waiting.
     fn at_end(&self) -> bool;
 

@@ -1,9 +1,9 @@
 //! Reports a backend's fault to the health of the backend and to the log.
 //!
 //! Every ejection is logged. A failed response is logged within the limit of lines per minute for a
-//! backend (`pool/fault_report.rs`). Both are at `warn`. A line names the backend, the request and
-//! the reason. It never has text of a prompt or of an engine's error, because such an error may
-//! repeat a prompt.
+//! backend (`pool/fault_report.rs`). Both lines have the level `warn`. A line names the backend,
+//! the request and the reason. It never has text of a prompt or of an engine's error, because such
+//! an error may repeat a prompt.
 
 use std::fmt::Display;
 
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use crate::pool::{BackendFault, FaultReport, Lease, RefusedGateway, Verdict};
 
-/// Notes that the engine behind `lease` refuses the gateway's credentials, and logs that if it is
-/// new.
+/// Notes that the engine behind `lease` refuses the gateway's credentials, and logs the refusal if
+/// it is new.
 pub(super) fn report_refused(lease: &Lease, status: u16, request_id: &str, now: Instant) {
     if lease.refused_gateway(status, now) {
         let (pool, backend) = (&**lease.pool_name(), &**lease.name());

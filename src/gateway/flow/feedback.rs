@@ -55,7 +55,8 @@ impl InjectedUsage {
 pub(super) struct Feedback {
     pub(super) estimator: Arc<ModelEstimator>,
     pub(super) prompt: Prompt,
-    /// The exact count, if one was made: the counter learns the chat template's overhead.
+    /// The exact count of the prompt, if one was made. From it the counter learns the chat
+    /// template's overhead.
     pub(super) exact: Option<ExactCount>,
     pub(super) sequences: u32,
     /// Usage outside these bounds is not believed.

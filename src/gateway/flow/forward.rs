@@ -11,9 +11,9 @@
 //! A reused connection that closes before any byte is the keep-alive race (vLLM closes idle
 //! connections after 5 s), not a fault: the next attempt uses a new connection to the same backend.
 //! The first delivery still counts as an attempt, because the engine may have read the request and
-//! died of it. The second does not count if no connection was established: no engine has seen it.
-//! Only a move to another engine (`moves.rs`), a continuation (`go_on.rs`) and a fall back from an
-//! arm (`fall_back.rs`) may exceed `retry.attempts`.
+//! died of it. The second does not count if no connection was established, because no engine has
+//! seen it. Only a move to another engine (`moves.rs`), a continuation (`go_on.rs`) and a fall back
+//! from an arm (`fall_back.rs`) may exceed `retry.attempts`.
 
 mod address;
 mod copy;
@@ -88,8 +88,9 @@ pub(super) struct Attempts<'a, U> {
     is_head_sent: bool,
     /// Copies of the request, which begin when the request has a lease.
     copies: PendingCopies,
-    /// The answer that another engine is to continue, and the seam for the next attempt.
+    /// The answer that another engine must continue.
     unfinished: Option<Box<Unfinished>>,
+    /// The seam between that answer and the response to the next attempt.
     seam: Option<Box<Seam>>,
     first: Option<First>,
     /// The lease of the engine to which the stream moves.
@@ -121,6 +122,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             path: prepared.path.take().unwrap_or_else(|| std::mem::take(&mut incoming.path)),
             headers: std::mem::take(&mut incoming.headers),
             body: std::mem::take(&mut prepared.body),
+            session: None,
             body_without_arm: prepared.body_without_arm.take(),
         };
         Self {
@@ -188,8 +190,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             if !(unknown_model && has_other_model) {
                 self.avoid(&lease);
             }
-            // Released before the next wait: two requests that each kept a slot while waiting for
-            // the other's backend would deadlock.
+            // Released before the next wait, because two requests that each kept a slot while
+            // waiting for the other's backend would deadlock.
             let refused = self.refused.take();
             let goes_on = match refused {
                 Some(refused) => self.moves_on(refused, &lease),
@@ -198,7 +200,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let place = lease.place();
             lease.release_failed();
             let released = failed.response.is_some().then_some(lease);
-            // Falling back is one more attempt: a request in an arm fails only if it also fails
+            // Falling back is one more attempt, so a request in an arm fails only if it also fails
             // without the arm.
             let in_arm = self.prepared.arm.is_some();
             let is_over = (unknown_model && in_arm) || !goes_on;
@@ -222,8 +224,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         }
     }
 
-    /// Later attempts leave out the leased backend's server; only this backend, if the server lacks
-    /// its rank.
+    /// Later attempts leave out all ranks of the leased backend's server, or only the leased
+    /// backend if the server lacks its rank.
     fn avoid(&mut self, lease: &Lease) {
         let avoid = &mut self.prepared.placed.request.avoid;
         match self.refused {
@@ -270,14 +272,15 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         let PreparedRequest { placed, stream, .. } = &self.prepared;
         let timeout = placed.table.first_byte(*stream, placed.request.need.prompt_tokens);
         let deadline = Instant::now() + timeout;
-        // A continuation must not meet a stale connection: a client waits in the middle of an
-        // answer.
+        // A continuation must not meet a stale connection, because a client waits in the middle of
+        // an answer.
         let mut connection = if self.unfinished.is_some() { Connection::New } else { Connection::Any };
         record.is_lost = false;
         let mut response = loop {
             self.made += 1;
             self.address_to(lease);
             record.begin_attempt(self.made, &mut self.request.headers);
+            self.request.session = lease.session();
             match self.send(connection, deadline, lease, down, record).await {
                 Ok(response) => {
                     record.is_lost = false;
@@ -307,7 +310,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let (reason, outcome) = self.note_elsewhere(elsewhere, status, lease, &record.request_id);
             // A client with a valid key must not get a 401 that is about the gateway's key.
             let kept = elsewhere != Some(Elsewhere::GatewayRefused) && !self.is_head_sent;
-            let response = kept.then_some(response);
+            let response = kept.then_some(*response);
             return AttemptResult::Failed(Box::new(FailedAttempt {
                 response,
                 ..*FailedAttempt::boxed(reason, outcome)
@@ -320,7 +323,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
             let failed = FailedAttempt { why_not, ..*FailedAttempt::boxed(RetryReason::Status, outcome) };
             return AttemptResult::Failed(Box::new(failed));
         }
-        // The requested usage could not be removed from a compressed stream.
+        // The usage that the gateway requested could not be removed from a compressed stream.
         if response.head.is_event_stream() && response.head.is_coded() && self.prepared.injected.is_some() {
             let error =
                 ExchangeError::Malformed("the stream is compressed, although Accept-Encoding was identity".to_owned());
@@ -368,7 +371,7 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         lease: &mut Lease,
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
-    ) -> Result<ResponseStart<U::Exchange>, WaitError> {
+    ) -> Result<Box<ResponseStart<U::Exchange>>, WaitError> {
         let mut exchange = {
             let sending = pin!(async {
                 let sent = self.backends.upstream.send(lease.address(), &self.request, connection).await;
@@ -380,7 +383,8 @@ impl<'a, U: Upstream> Attempts<'a, U> {
         record.sent();
         let sent = Instant::now();
         let head = self.wait_for_head(&mut exchange, lease, down, sent, deadline).await?;
-        Ok(ResponseStart { exchange, head, sent, read: Bytes::new() })
+        // Boxed: it would be in the state of three futures.
+        Ok(Box::new(ResponseStart { exchange, head, sent, read: Bytes::new() }))
     }
 
     /// Waits for the head. A response that is not streamed shows no first token, so the prefill

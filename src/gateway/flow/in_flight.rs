@@ -25,8 +25,8 @@ use sluice_core::openai::{KeyLimit, LimitUnit, TooLarge};
 /// `Retry-After` when a limit on concurrency is exceeded: the smallest value that the header
 /// allows.
 pub(super) const SOON: Duration = Duration::from_secs(1);
-/// The longest `Retry-After` for a day's limit of which this gateway has only a part: the part may
-/// grow at any renewal.
+/// The longest `Retry-After` for a day's limit of which this gateway has only a part, because the
+/// part may grow at any renewal.
 const PART_GROWS: Duration = Duration::from_secs(60);
 
 /// A limit of the key is exceeded.
@@ -34,7 +34,7 @@ const PART_GROWS: Duration = Duration::from_secs(60);
 pub struct KeyLimitExceeded {
     /// The limit.
     pub limit: KeyLimit,
-    /// When the client should try again.
+    /// How long the client should wait before it tries again.
     pub retry_after: Duration,
 }
 
@@ -58,7 +58,8 @@ pub enum UsedTokens {
         prompt: u64,
         /// Output tokens of all sequences.
         output: u64,
-        /// The response is complete. If so, it shows the output to expect of later requests.
+        /// Whether the response is complete. If so, it shows the output to expect of later
+        /// requests.
         whole: bool,
     },
 }

@@ -42,9 +42,9 @@ pub struct IncomingRequest {
     pub request_id: Arc<str>,
     /// Id sent upstream: unique, and different from a `request_id` that the client chose.
     pub upstream_id: Arc<str>,
-    /// The trace that the request belongs to; `None`: unknown, and not sampled.
+    /// The trace that the request belongs to; `None`: the trace is unknown and not sampled.
     pub trace: Option<Box<RequestTrace>>,
-    /// The configuration to route by.
+    /// The configuration that the request is routed by.
     pub routing: Arc<RoutingTable>,
     /// The client's address, if the access log or the records need it.
     pub client: Option<IpAddr>,

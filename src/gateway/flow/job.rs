@@ -3,8 +3,8 @@
 //! A pool of serial engines, and every pool with `cost`, measures requests in a separate unit. The
 //! cost then takes the place of the prompt tokens. The rule of the first pool that serves the model
 //! applies, because the cost must be known before the home pool is chosen. A job that lacks a field
-//! of the rule costs `otherwise`, which is logged once per pool and configuration: a client could
-//! otherwise fill the log.
+//! of the rule costs `otherwise`, which is logged only once per pool and configuration, because a
+//! client could fill the log.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;

@@ -33,7 +33,7 @@ const STEPS: usize = (DAY.as_secs() / STEP.as_secs()) as usize + 1;
 
 /// Output tokens expected of a sequence whose key has no history: a long answer with reasoning.
 const UNKNOWN_OUTPUT: u64 = 16_384;
-/// If the key's limit is small, this many such sequences take all of it.
+/// If the key's limit is small, this number of such sequences takes all of it.
 const UNKNOWN_AT_ONCE: u64 = 2;
 /// As [`UNKNOWN_OUTPUT`], for keys that have had a complete response. A stream with 34 tokens a
 /// second generates as much in a minute, so a key with shorter answers can still use the whole
@@ -52,9 +52,9 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Moves the due time to `now`. Since the last call, the lead over the clock has fallen by
-    /// `part / limit` of the time that has passed. If a reload has changed the rate, the key still
-    /// owes as many tokens or requests, for which the new rate takes another time.
+    /// Updates the lead over the clock to `now`. Since the last call, it has fallen by `part /
+    /// limit` of the time that has passed. If a reload has changed the rate, the key still owes as
+    /// many tokens or requests, for which the new rate takes another time.
     pub(super) fn settle(&mut self, now: Instant, part: u64, limit: u64) {
         let limit = limit.max(1);
         let before = std::mem::replace(&mut self.limit, limit);
@@ -66,8 +66,8 @@ impl Ahead {
         (self.by, self.at) = (self.by.saturating_sub(paid), Some(self.at.map_or(now, |at| at.max(now))));
     }
 
-    /// Moves the due time on by `cost`, unless it would be more than `burst` ahead; the error is
-    /// the excess.
+    /// Moves the due time on by `cost`, unless it would then be more than `burst` ahead of the
+    /// clock. The error is the excess.
     pub(super) fn advance(&mut self, cost: Duration, burst: Duration) -> Result<(), Duration> {
         let next = self.by + cost;
         if next > burst {

@@ -38,7 +38,7 @@ pub type KeyAmounts = [u64; UNITS];
 /// The limit of each unit, if there is one.
 pub type KeyLimits = [Option<u64>; UNITS];
 
-/// Units that can be in use, in the order of [`KeyShare::take`].
+/// Units that can be in use, in the order in which [`KeyShare::take`] gets their amounts.
 const IN_USE: [KeyUnit; 4] = [KeyUnit::InFlight, KeyUnit::Sequences, KeyUnit::Tokens, KeyUnit::DayTokens];
 const RATES: [KeyUnit; 2] = [KeyUnit::RequestRate, KeyUnit::TokenRate];
 

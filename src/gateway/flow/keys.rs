@@ -12,7 +12,8 @@
 //! limit on tokens, each token moves the due time on, and a minute's tokens may be used at once.
 //! `key_rate.rs` has limits per day, `key_share.rs` limits that gateways share.
 //!
-//! Bounds: at most `MAX_KEYS` digests, the configured ones.
+//! Bounds: the digests of at most `MAX_KEYS` configured keys, and of removed keys that still have
+//! requests in flight.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ use sluice_config::{Auth, Key, PriorityRange};
 use sluice_core::base::ModelId;
 use sluice_core::openai::KeyLimit;
 
-/// The share of a key's rate that may be used at once, as a time.
+/// The share of a key's rate that may be used at once, as the time in which the rate yields it.
 const BURST: Duration = Duration::from_secs(10);
 /// Requests that may be sent at once, if the rate allows as many in a minute.
 const BURST_REQUESTS: u32 = 10;
@@ -72,8 +73,8 @@ pub struct ApiKey {
 pub struct KeyTokens {
     /// The name of the key.
     pub name: Arc<str>,
-    /// Tokens that the key is ahead of `tokens_per_minute`, above the limit if it is in debt; and
-    /// the limit.
+    /// The number of tokens that the key is ahead of `tokens_per_minute`, and the limit. The number
+    /// is above the limit if the key is in debt.
     pub minute: Option<(u64, u64)>,
     /// Tokens used within the last 24 hours, and `tokens_per_day`.
     pub day: Option<(u64, u64)>,
@@ -210,7 +211,8 @@ impl Keyring {
         !self.0.is_empty()
     }
 
-    /// The first configured key among the keys that a client sent; `None` if none is required.
+    /// The first configured key among the keys that a client sent; `None` if the gateway requires
+    /// no key.
     pub fn authenticate<'a>(&self, sent: impl IntoIterator<Item = &'a str>) -> Result<Option<ApiKey>, KeyError> {
         if !self.is_required() {
             return Ok(None);

@@ -100,8 +100,7 @@ pub use routing_table::{LearnedState, RoutingDraft, RoutingTable};
 pub use trace::{RequestTrace, Step, StepKind};
 pub use tunnel::{TunnelRequest, path_of as tunnel_path};
 
-/// This fraction (one in `RESPONSE_PARTS`) of the memory for slow clients is kept free for
-/// newcomers.
+/// One part in this many of the memory for slow clients is kept free for newcomers.
 const RESPONSE_PARTS: u64 = 8;
 
 /// The request path and everything that it needs.
@@ -285,8 +284,8 @@ impl<U: Upstream, R: Recorder> Flow<U, R> {
         }
     }
 
-    /// Waits for a slot of a WebSocket; `None`: the client has left. An error is a refusal that has
-    /// not been sent.
+    /// Waits for a slot for a WebSocket; `None`: the client has left. An error is a refusal that
+    /// has not been sent.
     pub async fn lease_for_tunnel<D: Downstream>(
         &self,
         request: &mut TunnelRequest,

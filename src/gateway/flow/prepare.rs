@@ -43,7 +43,7 @@ pub(super) struct PreparedRequest {
     pub(super) stream: bool,
     pub(super) prompts: u32,
     pub(super) body: EditedBody,
-    /// The path to send, if it names another model than the client's.
+    /// The path to send, if it names another model than the client's path.
     pub(super) path: Option<String>,
     /// The body to send without the experiment, if the arm sends another model name.
     pub(super) body_without_arm: Option<EditedBody>,
@@ -71,7 +71,7 @@ pub(super) async fn prepare<R: Recorder>(
     let model = authorize(table, key, name).inspect_err(|_| record.refused_model = Some(client_text(name)))?;
     record.model = Some(Arc::clone(&model.route.name));
     record.stream = view.stream;
-    // A copy does not count: the original counts against the limits of the client's key.
+    // A copy does not count, because the original counts against the limits of the client's key.
     record.start_in_flight(start_request(key.filter(|_| incoming.copy_for.is_none()), incoming.arrived)?);
     let client = key.map_or(ClientId::of_network(incoming.origin), |key| ClientId::of_key(key.name()));
     let prompt = Prompt { shape: view.shape, media_part_tokens: model.route.media_part_tokens, client };
@@ -92,7 +92,8 @@ pub(super) async fn prepare<R: Recorder>(
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
     record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
-    // Only one backend can continue a stored response, and a job's path may name the model.
+    // No arm serves a request that only the backend with the stored response can continue, or a
+    // job, whose path may name the model.
     let assign = || assign::assign(incoming, &view, model.route, placement.home, record);
     let assigned = (continued.is_none() && incoming.route.may_be_in_an_arm()).then(assign).flatten();
     let pinned = assigned.as_ref().is_some_and(|assigned| assigned.arm().pool.is_some());
@@ -248,8 +249,8 @@ fn read(incoming: &IncomingRequest) -> Result<RequestView<'_>, Refusal> {
         true => multipart::read(incoming.route, &incoming.content_type, &incoming.body)?,
         false => request::read(incoming.route, &incoming.body)?,
     };
-    // The engine would generate after the exchange has ended: outside all limits, without
-    // measurements, and without a way to abort.
+    // In the background, the engine would generate after the exchange has ended: outside all
+    // limits, without measurements, and without a way to abort.
     if view.background {
         let message = "'background' is not supported; leave it out and read the response, streamed if it takes long";
         return Err(Refusal::BadRequest { message: message.to_owned(), param: Some("background") });
@@ -321,8 +322,8 @@ async fn estimate(
     }
 }
 
-/// If an estimate exceeds a limit, the prompt may be shorter by up to this many standard deviations
-/// (about 2 % of prompts are shorter still).
+/// If an estimate exceeds a limit, the prompt is assumed to be shorter by up to this many standard
+/// deviations (about 2 % of prompts are shorter still).
 const DEVIATIONS: f64 = 2.0;
 
 /// The capacity that the request needs on a backend. Clients influence these numbers, so each is

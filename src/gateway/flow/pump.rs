@@ -71,12 +71,12 @@ pub(super) struct ResponseContext<'a> {
     /// When the first token of a stream, or the first byte of another response, is due.
     pub(super) deadline: Instant,
     pub(super) prompt_tokens: u64,
-    /// When the prefill of all prompts should be over, if there are several: the first token of one
-    /// may come long before the prefill of another.
+    /// When the prefill of all prompts should be over, if there are several, because the first
+    /// token of one may come long before the prefill of another ends.
     pub(super) prefilled: Option<Instant>,
     /// The owner of the credentials that the engine has seen. `None` if no other engine can take
-    /// the request: then the response goes to the client whatever it says, and the fault was
-    /// counted before.
+    /// the request. In that case the response goes to the client whatever it says, and a fault that
+    /// it shows was counted before.
     pub(super) credentials: Option<Credentials>,
     pub(super) abort: &'a CancellationToken,
     /// Memory in which responses wait for slow clients.
@@ -100,7 +100,7 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
     /// Bytes of the stream that are held together with the head.
     preamble: Vec<u8>,
     preamble_max: usize,
-    /// Events that showed work and tokens, as counted so far.
+    /// Numbers so far: events that showed work, and tokens.
     seen: (u64, u64),
     /// The request, dropped when a retry is no longer possible.
     request: &'a mut UpstreamRequest,
@@ -124,9 +124,10 @@ pub(super) struct Pump<'a, 'r, R: Recorder> {
     seam: Option<Box<Seam>>,
     /// When the stream may look for room on another engine, once this one leaves service.
     may_move_at: Option<Instant>,
-    /// The error that the client gets if no other engine continues the stream, or the bytes from
-    /// the engine's own error on.
+    /// The error that the client gets if no other engine continues the stream and nothing is
+    /// withheld.
     failure: StreamFailure,
+    /// The bytes from the engine's own error event on, which replace `failure`.
     withheld: Option<Bytes>,
 }
 
@@ -213,7 +214,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
                     return AttemptResult::Failed(FailedAttempt::to_move());
                 }
                 None => {
-                    let event = engine.next(down.gone()).await;
+                    let event = engine.next(pin!(down.gone())).await;
                     match self.take(event, &mut engine, Instant::now()) {
                         Ok(delivery) => delivery,
                         Err(failed) => return AttemptResult::Failed(failed),
@@ -229,7 +230,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// Whether the engine has generated a token of its own.
+    /// Whether this engine has generated a token.
     fn has_token(&self) -> bool {
         self.seam.as_ref().map_or_else(|| self.meter.has_content(), |seam| seam.has_token())
     }
@@ -403,7 +404,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         };
         let request = std::mem::take(self.request);
         if self.kept.is_some() {
-            // A copy, because the received buffer counts as the memory of requests that wait.
+            // The kept request has a copy of the body, because the received buffer counts as the
+            // memory of requests that wait.
             *self.request = UpstreamRequest { body: request.body.detached(), body_without_arm: None, ..request };
         }
         let preamble = Bytes::from(std::mem::take(&mut self.preamble));

@@ -2,7 +2,7 @@
 //!
 //! A [`RecordGuard`] is created when the request has been received. When dropped, it hands the
 //! record to the [`Recorder`], so a request whose task is cancelled is recorded too. The initial
-//! outcome is `client_gone`, because a task is dropped before it sets another one only when the
+//! outcome is `client_gone`, because a task is dropped before it sets another outcome only when the
 //! client leaves.
 //!
 //! Plain data: the request path measures durations. Labels come from the configuration and from
@@ -147,7 +147,7 @@ impl RetryReason {
         Self::Moved,
     ];
 
-    /// Whether the backend has failed the request. The others are no fault of the backend.
+    /// Whether the backend has failed the request. The other reasons are no fault of the backend.
     fn is_failure(self) -> bool {
         !matches!(self, Self::StaleConnection | Self::NotServed | Self::Moved)
     }
@@ -175,8 +175,8 @@ pub struct Record {
     pub request_id: Arc<str>,
     /// The id sent upstream, which is unique; the engine's log has it.
     pub upstream_id: Arc<str>,
-    /// The trace of the request, with the times at which waits and attempts began. `None`: unknown,
-    /// and not sampled.
+    /// The trace of the request, with the times at which waits and attempts began. `None`: the
+    /// trace is unknown and not sampled.
     pub trace: Option<Box<RequestTrace>>,
     /// The API route; `None` for a path that is not served.
     pub route: Option<Route>,
@@ -197,7 +197,7 @@ pub struct Record {
     pub pool: Option<Arc<str>>,
     /// The backend on which the request ran, or the last one tried.
     pub backend: Option<Arc<str>>,
-    /// The label of the arm of an experiment that served it.
+    /// The label of the arm of an experiment that served the request.
     pub arm: Option<Arc<str>>,
     /// The arm that the request was assigned to, whether the arm could serve it or not.
     pub assigned: Option<Assigned>,
@@ -219,9 +219,10 @@ pub struct Record {
     pub origin: Origin,
     /// Why attempts were repeated.
     pub retries: SmallVec<[RetryReason; 2]>,
-    /// The pools and backends of these attempts, in the same order.
+    /// The pools and backends of the repeated attempts, in the order of `retries`.
     pub retried_on: SmallVec<[[Arc<str>; 2]; 1]>,
-    /// How often another engine continued the stream after its engine had failed.
+    /// How often another engine continued the stream, after its engine had failed or while it left
+    /// service.
     pub continued: u32,
     /// Tokens of prompt and text that these engines prefilled again, as estimated.
     pub prefilled_again: u64,
@@ -310,7 +311,8 @@ impl Record {
 
     fn observation(&self, assigned: &Assigned) -> Observation {
         let stats = self.stats.as_ref().filter(|_| self.generates());
-        // The latencies of a continued stream include the failure of an engine.
+        // The latencies of a continued stream include the failure of an engine, or the move to
+        // another one.
         let timed = |value: Option<f64>| value.filter(|_| self.continued == 0);
         let completed = stats.filter(|_| self.outcome == Outcome::Completed);
         let seconds = |time: Duration| time.as_secs_f64();

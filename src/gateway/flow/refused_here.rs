@@ -1,9 +1,9 @@
-//! Recognises refusals by one engine that say nothing about other engines: it lacks the model, the
-//! route or the data-parallel rank, has a shorter context limit, or its engine core has died.
+//! Recognises refusals by one engine that say nothing about other engines: the engine lacks the
+//! model, the route or the data-parallel rank, has too low a context limit, or its core has died.
 //!
 //! A refusal is recognised by status and by the texts of vLLM since 0.6 and of other
 //! OpenAI-compatible servers. An engine may repeat text of the client, so a text counts only if it
-//! begins like the engine's own message: no client can make an engine look as if it served less.
+//! begins like the engine's own message. No client can make an engine look as if it served less.
 //! Bounds: [`PEEK_BYTES`] of a response are read, in [`PEEK_TIME`] at most. All bytes read are
 //! passed on if the request goes to no other engine.
 
@@ -36,8 +36,8 @@ pub(super) fn may_be(head: &ResponseHead) -> bool {
     known.contains(&head.status.as_u16()) && !head.is_coded()
 }
 
-/// Whether a body of status 500 says that the engine core has died: vLLM's API server outlives it
-/// for a moment. Any other 500 may be the request's fault.
+/// Whether a body of status 500 says that the engine core has died: vLLM's API server outlives the
+/// core for a moment. Any other 500 may be the request's fault.
 pub(super) fn is_dead(body: &[u8]) -> bool {
     EngineError::read(body).message.starts_with(CORE_DIED)
 }
@@ -64,7 +64,7 @@ fn not_found(body: &[u8], error: &EngineError) -> Option<Refused> {
     if error.is_about_model() || (names_model && is_missing) {
         return Some(Refused::Model);
     }
-    // FastAPI, and servers that send no body for unknown paths.
+    // The answers to unknown paths of FastAPI, and of servers that send no body.
     let nothing = body.trim_ascii().is_empty() || matches!(&*message, "not found" | "404 page not found");
     nothing.then_some(Refused::Route)
 }

@@ -3,26 +3,26 @@
 //!
 //! They follow from the bytes of the request. Where bytes say too little (images and other media,
 //! stored conversations, output without `max_tokens`), the bounds follow from the engine's context
-//! limit. See [`UsageBounds`] for the bounds that follow from the output. All bounds are wide: no
-//! engine that counts tokens may fall outside.
+//! limit. See [`UsageBounds`] for the bounds that follow from the output. All bounds are wide, so
+//! that the count of every engine that counts tokens is within them.
 
 use sluice_core::meter::UsageBounds;
 use sluice_core::meter::usage::LONGEST_TOKEN;
 use sluice_core::openai::{RequestView, Route};
 
-/// Prompt tokens for each byte of a request: one, and more where a tokenizer normalizes one
-/// character into several.
+/// The most prompt tokens for each byte of a request: one, and more where a tokenizer normalizes
+/// one character into several.
 const TOKENS_PER_BYTE: u64 = 4;
 /// Prompt tokens that a chat template, a default system prompt or a tool parser may add to each
 /// prompt.
 const TEMPLATE_TOKENS: u64 = 16_384;
-/// The context limit of an engine that reports none, and the highest that is believed: above the
-/// longest of today (10M).
+/// The context limit of an engine that reports none, and the highest limit that is believed. It is
+/// above the longest of today (10M).
 const CONTEXT_MAX: u64 = 1 << 24;
-/// How often an engine may generate for one request of `/v1/responses`. It calls tools, reads the
-/// whole conversation again each time, and adds up the tokens of all turns.
+/// How often an engine may generate for one request of `/v1/responses`. The engine calls tools,
+/// reads the whole conversation again each time, and adds up the tokens of all turns.
 const TURNS_MAX: u64 = 32;
-/// Factor on the permitted output: engines may count a stop token, or drafted tokens.
+/// Factor on the permitted output, because engines may count a stop token, or drafted tokens.
 const OUTPUT_SLACK: u64 = 2;
 
 /// The bounds of one request, before the limits of an engine.
@@ -31,7 +31,7 @@ pub(super) struct RequestBounds {
     prompt_min: u64,
     /// The most prompt tokens that the bytes can become.
     prompt_max: u64,
-    /// Prompts that have a part outside the bytes.
+    /// Number of prompts that have a part outside the bytes of the request.
     unseen_prompts: u64,
     /// The output that the request permits for each sequence.
     output_max: Option<u64>,

@@ -2,12 +2,11 @@
 //!
 //! `openai::error` maps refusals to HTTP. The gateway's headers replace headers of the engine with
 //! the same name, so the client gets its own request id back. Only `Server-Timing` is added to the
-//! engine's.
+//! engine's header.
 
-use std::fmt;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 
@@ -42,7 +41,7 @@ pub(super) fn shut_down<R: Recorder>(record: &mut RecordGuard<'_, R>) -> Refusal
     shed(ShedReason::ShuttingDown, RETRY_AFTER_MIN, record)
 }
 
-/// Seconds for `Retry-After`, rounded up: a client that returns too early is refused again.
+/// Seconds for `Retry-After`, rounded up, because a client that returns too early is refused again.
 pub(super) fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
@@ -111,20 +110,65 @@ pub(super) fn add_gateway_headers(headers: &mut HeaderMap, record: &Record) {
     set(BACKEND, record.backend.as_deref());
     set(POOL, record.pool.as_deref());
     set(ARM, record.arm.as_deref());
-    let [estimate, queue, connect] = [record.estimate_time, record.queue_wait, record.connect_time].map(Millis);
-    let timing = format!("estimate;dur={estimate}, queue;dur={queue}, connect;dur={connect}");
-    if let Ok(value) = HeaderValue::from_str(&timing) {
+    let mut timing = BytesMut::with_capacity(TIMING_BYTES);
+    for (name, time) in [
+        ("estimate;dur=", record.estimate_time),
+        (", queue;dur=", record.queue_wait),
+        (", connect;dur=", record.connect_time),
+    ] {
+        timing.put_slice(name.as_bytes());
+        put_millis(&mut timing, time);
+    }
+    if let Ok(value) = HeaderValue::from_maybe_shared(timing.freeze()) {
         headers.append(SERVER_TIMING, value);
     }
 }
 
-/// Milliseconds with three decimals, formatted from whole numbers: every response has three of
-/// them, and formatting a float costs four times as much.
-struct Millis(Duration);
+/// Bytes of `Server-Timing` if no time is above 100 s.
+const TIMING_BYTES: usize = 72;
 
-impl fmt::Display for Millis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let micros = self.0.as_secs() * 1_000_000 + u64::from(self.0.subsec_nanos() + 500) / 1_000;
-        write!(f, "{}.{:03}", micros / 1_000, micros % 1_000)
+/// Writes milliseconds with three decimals. Every response has three of them; the formatter of the
+/// standard library takes five times the instructions.
+fn put_millis(out: &mut BytesMut, time: Duration) {
+    let mut rest = time.as_secs() * 1_000_000 + u64::from(time.subsec_nanos() + 500) / 1_000;
+    let mut text = [0; 24];
+    let mut start = text.len();
+    for place in 0.. {
+        if place == 3 {
+            start -= 1;
+            text[start] = b'.';
+        }
+        start -= 1;
+        text[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if place >= 3 && rest == 0 {
+            break;
+        }
+    }
+    out.put_slice(&text[start..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn milliseconds_have_three_decimals() {
+        for (nanos, text) in [
+            (0, "0.000"),
+            (499, "0.000"),
+            (500, "0.001"),
+            (1_234_567, "1.235"),
+            (10_000_000, "10.000"),
+            (61_005_000_000, "61005.000"),
+            (999_999_500, "1000.000"),
+        ] {
+            let mut out = BytesMut::new();
+            put_millis(&mut out, Duration::from_nanos(nanos));
+            assert_eq!(out, text);
+        }
+        let mut out = BytesMut::new();
+        put_millis(&mut out, Duration::from_secs(18_000_000_000_000));
+        assert_eq!(out, "18000000000000000.000");
     }
 }

@@ -81,8 +81,8 @@ impl ResponseMeter {
         }
     }
 
-    /// Notes that bytes arrive later than the engine sends them from now on: there is no ITL, TPOT
-    /// and E2EL.
+    /// Notes that from now on bytes arrive later than the engine sends them. The response then has
+    /// no ITL, TPOT and E2EL.
     pub(super) fn stop_timing(&mut self) {
         match self {
             Self::Stream(meter) => meter.stop_timing(),
@@ -141,7 +141,7 @@ impl ResponseMeter {
         }
     }
 
-    /// The number of events in a stream so far, pings left out; `None` while an event is open.
+    /// The number of events in a stream so far, without pings; `None` while an event is open.
     pub(super) fn events_between(&self) -> Option<u64> {
         match self {
             Self::Stream(meter) => meter.events_between(),

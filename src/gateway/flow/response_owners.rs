@@ -5,8 +5,9 @@
 //! such requests:
 //! - `/v1/responses/{id}` (see `stored.rs`).
 //! - `/v1/responses` with `previous_response_id`, which continues a stored conversation. The engine
-//!   puts all of it into the prompt, so with the id of another key a client could read the texts of
-//!   that key. Without keys, a request that continues an unknown response goes to any engine.
+//!   puts all of it into the prompt, so with the id of another key's response a client could read
+//!   the texts of that key. Without keys, a request that continues an unknown response goes to any
+//!   engine.
 //!
 //! Bounds: [`MAX_RESPONSES`] ids for [`LIFETIME`]. Beyond that, the oldest id of the key with the
 //! most ids is removed, by the rule in `shares`, so a key that stores without end forgets only its

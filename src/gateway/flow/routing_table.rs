@@ -117,7 +117,7 @@ pub struct ModelRoute {
 pub struct ModelMatch<'a> {
     /// The model.
     pub route: &'a ModelRoute,
-    /// Whether the name is an alias, to be replaced in the request.
+    /// Whether the name is an alias, which must be replaced in the request.
     pub is_alias: bool,
 }
 

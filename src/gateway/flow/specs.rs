@@ -2,8 +2,8 @@
 //! admission.
 //!
 //! Admission knows no file, key or default. It gets limits, order, weight and address per pool, in
-//! the order of the configuration. Pure. Every valid configuration has a translation, so nothing
-//! fails here.
+//! the order of the configuration. The functions are pure. Every valid configuration has a
+//! translation, so nothing fails here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub fn health_rules(health: &sluice_config::Health) -> HealthRules {
     }
 }
 
-/// How long requests wait while no engine of the pool runs; `None`: not at all.
+/// How long requests wait while no engine of the pool runs; `None`: they do not wait.
 fn hold(pool: &sluice_config::Pool, fleet: &sluice_config::Fleet) -> Option<Duration> {
     let takes_turns = |backend: &sluice_config::Backend| match &backend.target {
         Target::Launch(launch) => launch.share.is_some(),

@@ -28,7 +28,7 @@ use sluice_core::openai::route::{is_response_id, stored_response};
 use sluice_core::openai::{EditedBody, Refusal};
 
 /// Bytes at the start of a response that are searched for the id. vLLM writes it within the first
-/// hundred.
+/// hundred bytes.
 const ID_WITHIN: usize = 4 << 10;
 
 /// Wraps a client and remembers the id of the response before the client receives it.
@@ -120,6 +120,7 @@ pub(super) async fn serve<U: Upstream, D: Downstream, R: Recorder>(
         path: std::mem::take(&mut incoming.path),
         headers: std::mem::take(&mut incoming.headers),
         body: EditedBody::default(),
+        session: None,
         body_without_arm: None,
     };
     if let Ok(value) = HeaderValue::from_str(&incoming.upstream_id) {

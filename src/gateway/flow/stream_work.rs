@@ -110,8 +110,8 @@ impl WorkClock {
         self.next_look()
     }
 
-    /// Called when the time of the last look has passed. Returns the time of the next look, or
-    /// `None` if the response is stuck. `watch` begins to watch the engine.
+    /// Called when the time of the look has come. Returns the time of the next look, or `None` if
+    /// the response is stuck. `watch` begins to watch the engine.
     pub(super) fn look(&mut self, now: Instant, watch: impl FnOnce() -> SilenceWatch) -> Option<Instant> {
         let next = match &self.work {
             StreamWork::Generating => {
@@ -147,7 +147,7 @@ impl WorkClock {
         matches!(self.work, StreamWork::Generating | StreamWork::Silent(_))
     }
 
-    /// While the stream generates, the engine is looked at before the limit.
+    /// The time of the next look: before the limit while the stream generates, otherwise the limit.
     fn next_look(&self) -> Instant {
         match self.work {
             StreamWork::Generating => self.due - LOOK_AHEAD.min(self.limits.idle / 2),

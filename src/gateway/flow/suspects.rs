@@ -6,13 +6,13 @@
 //! completes. Suspects are delivered in *turns*, one at a time: a turn lasts until the first token,
 //! the end of the response, or [`TURN`]. A suspect that has waited for [`WAIT_MAX`] is delivered
 //! without a turn. If an engine dies with only one suspect on it, that body is refused for
-//! [`REFUSED_FOR`]; a suspect after its first token counts only if there is no other. So a
-//! bystander is refused only after two deaths. A connection that breaks alone, while more than
-//! [`FEW`] other requests go on, is no death.
+//! [`REFUSED_FOR`]; a suspect that has got its first token counts only if no suspect without one
+//! was there. So a bystander is refused only after two deaths. A connection that breaks alone,
+//! while more than [`FEW`] other requests go on, is no death.
 //!
 //! An engine seldom dies of a stream that it had decoded for a while, and a client waits in the
-//! middle of it. So continued streams have separate turns: one at a time at first, and one more at
-//! a time for each stream that got a token, until an engine dies again.
+//! middle of it. So continued streams have separate turns. At first there is one turn at a time.
+//! Each stream that gets a token allows one more turn at the same time, until an engine dies again.
 //!
 //! Bodies are recognised by a keyed hash of the length and of at most [`SAMPLES`] + 2 parts of
 //! [`PART`] bytes. Bounds: [`SUSPECTS_MAX`] bodies, [`TRIALS_MAX`] suspects on engines, [`BREAKS`]
@@ -86,7 +86,8 @@ struct Turn {
     until: Instant,
 }
 
-/// A suspect whose engine died before the first token, or one whose stream is continued.
+/// The two kinds of turns: of a suspect whose engine died before the first token, and of one whose
+/// stream is continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TurnOf {
     Whole,

@@ -17,14 +17,14 @@ use smallvec::SmallVec;
 
 use sluice_core::base::{Rng, TraceParent};
 
-/// Header with the trace, the sender's span and whether it is sampled.
+/// Header with the trace, the sender's span, and whether the trace is sampled.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Header with data that tracing systems add. Passed on unchanged.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The most steps that are noted: enough for a wait and a delivery of each attempt. A request has at
-/// most 8 attempts of `retry.attempts`, 8 moves, 2 continuations, and one attempt after a fall back
-/// from an arm.
+/// The most steps that are noted: enough for a wait and a delivery of each attempt. A request has
+/// at most 8 attempts of `retry.attempts`, 8 moves, 2 continuations, and one attempt after a fall
+/// back from an arm.
 pub const STEPS_MAX: usize = 40;
 
 /// The trace of a request.
@@ -94,7 +94,7 @@ impl RequestTrace {
         if self.from_client { self.context.child(0) } else { self.context }
     }
 
-    /// The span of the client.
+    /// The client's span; `None` if the client sent no trace.
     pub fn parent(&self) -> Option<u64> {
         self.from_client.then_some(self.context.span)
     }

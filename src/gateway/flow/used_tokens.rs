@@ -11,7 +11,8 @@
 //!
 //! A count is the usage that the engine reports, within bounds (`request_bounds.rs`), or else one
 //! token for each event that carried tokens. Cached prompt tokens count in full. Only the last
-//! attempt counts: earlier ones have shown no output, unless the last one continues their stream.
+//! attempt counts, because earlier ones have shown no output, unless the last one continues their
+//! stream.
 
 use super::keys::UsedTokens;
 use super::record::{Outcome, Record};

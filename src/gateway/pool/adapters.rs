@@ -3,7 +3,8 @@
 //! As in vLLM, an adapter gets a slot with the first request for it, and keeps the slot until no
 //! request for it is left and another adapter needs one. Requests for an adapter without a slot
 //! wait until one is free. The order of grants shows which adapters have slots; the last probe
-//! shows the number of slots. Bound: [`RECENT`] adapters without requests.
+//! shows the number of slots. Bound: [`RECENT`] adapters, unless more of them have requests in
+//! flight.
 
 use smallvec::SmallVec;
 
@@ -41,7 +42,8 @@ impl AdapterSlots {
         self.slots = Some(slots);
     }
 
-    /// Forgets a replaced engine, except requests in flight.
+    /// Forgets the slots and adapters of a replaced engine, except adapters with requests in
+    /// flight.
     pub(super) fn clear(&mut self) {
         self.slots = None;
         self.recent.retain(|(_, requests)| *requests > 0);

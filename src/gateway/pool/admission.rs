@@ -1,7 +1,8 @@
 //! Decides whether there is room, which backend takes a request, and which waiter is next.
 //!
-//! One lock guards all pools, queues and capacity (about a microsecond, three times per request),
-//! so a spill between pools is one decision, and freed capacity goes to the next waiter at once.
+//! One lock guards all pools, queues and capacity, so a spill between pools is one decision, and
+//! freed capacity goes to the next waiter at once. A request takes the lock three times, for about
+//! a microsecond each.
 //!
 //! Pools are tried home first, then by the spill list (`choice.rs`); a waiter takes the first
 //! usable backend with room. On one backend, requests of the backend's pool precede spilled ones up
@@ -9,7 +10,8 @@
 //! (`reservation.rs`), or because the waiter's owner has used up a prefill share
 //! (`share_of_prefill.rs`).
 //!
-//! Bounds: the configured length of each queue. No clock, no I/O; wakers run outside the lock.
+//! Bounds: the configured length of each queue. Admission reads no clock and does no I/O. Wakers
+//! run outside the lock.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -58,14 +60,15 @@ impl Admission {
 
     /// Takes over a configuration: adds pools and backends, changes limits in place, and drains
     /// pools and backends that are gone. Requests stay, except that waiters of a removed pool, and
-    /// waiters above the new limits, are reclassified.
+    /// waiters whose requests exceed the new limits, are reclassified.
     pub fn apply(&self, pools: &[PoolSpec], rules: HealthRules, now: Instant) -> PoolLayout {
         self.apply_with(pools, rules, now, |_| ())
     }
 
     /// Like [`Admission::apply`], and calls `publish` under the lock, before any request sees that
     /// old ids are gone. `publish` replaces the routing table: otherwise a reclassified request
-    /// could find the old table again. It must not do work that grows with the configuration.
+    /// could find the old table again. `publish` must not do work that grows with the
+    /// configuration.
     pub fn apply_with(
         &self,
         pools: &[PoolSpec],
@@ -102,16 +105,16 @@ impl Admission {
         }
     }
 
-    /// Requests a lease that is there now. `None`: the request would have to wait, or no backend
-    /// may serve it.
+    /// Requests a lease without waiting. `None`: the request would have to wait, or no backend may
+    /// serve it.
     pub fn try_enter(&self, request: AdmissionRequest) -> Option<Lease> {
         let grant = self.shared.update(|state, wakers| state.try_enter(request, wakers))?;
         Some(Lease::new(Arc::clone(&self.shared), grant))
     }
 
-    /// When a client should try again, 1 s to 60 s. If no engine of the pool is in rotation and a
-    /// start is foreseen, that is when the first engine is ready. Otherwise it is the time in which
-    /// the queue drains at the measured rate, in whole seconds.
+    /// The time after which a client should try again, 1 s to 60 s. If no engine of the pool is in
+    /// rotation and a start is foreseen, it is the time until the first engine is ready. Otherwise
+    /// it is the time in which the queue drains at the measured rate, in whole seconds.
     pub fn retry_after(&self, pool: PoolId, now: Instant) -> Duration {
         self.shared.lock().retry_after(pool, now)
     }
@@ -134,8 +137,8 @@ impl Admission {
         self.shared.refused_gateway(backend, refused, Origin::default(), now)
     }
 
-    /// Changes a backend and the other ranks of the same server, if it is known. Waiters then get
-    /// the room there, or leave if no backend can serve them any more.
+    /// Changes a backend and the other ranks of the same server, if the backend is known. Waiters
+    /// then get the room there, or leave if no backend can serve them any more.
     fn change_service(&self, backend: BackendId, change: impl Fn(&mut Service)) {
         self.shared.update(|state, wakers| {
             for rank in state.ranks_of(backend) {
@@ -168,7 +171,7 @@ impl Admission {
         self.shared.change(backend, |found| found.cache.set_size(tokens));
     }
 
-    /// The ranks of the server at `address` that backends have, in order.
+    /// The ranks of the server at `address` that configured backends have, in ascending order.
     pub fn ranks_at(&self, address: &Address) -> Vec<u16> {
         let state = self.shared.lock();
         let same = state.backends.iter().flatten().filter(|own| own.address.is_same_server(address));
@@ -278,7 +281,8 @@ impl Admission {
         watched.collect()
     }
 
-    /// Notes the counters on the metrics page of the engine at `address`; `None`: nothing usable.
+    /// Notes the counters on the metrics page of the engine at `address`; `None`: the page had no
+    /// usable counters.
     pub fn record_look(&self, backend: BackendId, address: &Arc<Address>, look: Option<EngineCounters>, now: Instant) {
         let state = self.shared.lock();
         if let Some(found) = state.backend(backend).filter(|found| Arc::ptr_eq(&found.address, address)) {
@@ -294,7 +298,7 @@ impl Admission {
         });
     }
 
-    /// Cancels all exchanges, also of later leases: the gateway ends.
+    /// Cancels the exchanges of all leases, also of later ones, because the gateway ends.
     pub fn abort_all(&self) {
         self.shared.update(|state, _| state.abort_all());
     }

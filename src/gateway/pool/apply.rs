@@ -1,10 +1,10 @@
 //! Takes over a new configuration without interrupting a request.
 //!
 //! A pool or backend with the same identity (see `spec.rs`) keeps id, counters, health and
-//! requests; limits, queue rules and spill lists change in place. A new backend at a known
-//! endpoint, because it was renamed or moved, inherits the health and speed of the engine. A
-//! backend that is no longer configured first finishes its requests; then its slot in the table is
-//! free.
+//! requests; limits, queue rules and spill lists change in place. A backend that was renamed or
+//! moved to another pool is new, but inherits the health and speed of the engine at the same
+//! endpoint. A backend that is no longer configured first finishes its requests; then its slot in
+//! the table is free.
 
 use std::sync::Arc;
 
@@ -155,8 +155,8 @@ impl AdmissionState {
         }
     }
 
-    /// Sends waiters back to be classified: all waiters of a removed pool, otherwise waiters that
-    /// alone exceed the new limits.
+    /// Sends waiters back to be classified: all waiters of a removed pool, otherwise waiters whose
+    /// requests exceed the new limits even on an empty backend.
     fn reclassify_waiters(&mut self, pool: PoolId, wakers: &mut Wakers) {
         let removed = self.is_removed(pool);
         let ids: Vec<WaiterId> = self.pools[pool.index()].queue.ids().collect();
@@ -170,7 +170,7 @@ impl AdmissionState {
         }
     }
 
-    /// Moves a waiter to the lane of the new configuration.
+    /// Moves a waiter to the lane that the new configuration gives the request.
     fn sort_into_lane(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiters[id as usize].as_mut() else { return };
         let pool = &mut self.pools[waiter.request.home.index()];

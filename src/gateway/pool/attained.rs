@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::admission::Admission;
 
-/// Owners of one pool that are reported.
+/// The most owners of one pool that are reported to other gateways.
 const SHARED: usize = 64;
 
 type AttainedSums = Vec<(u64, f64)>;
 
 impl Admission {
-    /// Seconds of engine time of owners through this gateway, by pool. Sums grow while the owner is
-    /// in the table.
+    /// For each fair pool, the seconds of engine time that owners used through this gateway. An
+    /// owner's sum grows while the owner is in the table.
     pub fn attained(&self) -> Vec<(Arc<str>, AttainedSums)> {
         let state = self.shared.lock();
         let fair = state.pools.iter().filter(|pool| pool.queue.is_fair() && !pool.removed);

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::adapters::AdapterSlots;
 use super::bounds::{Bound, Bounds};
+use super::cache_events::EventFollower;
 use super::capacity::{Allocation, BackendLimits, CapacityUsage, Fit, Need};
 use super::engine_load::{DecodeStart, EngineLoad, Learned};
 use super::fault_report::FaultLines;
@@ -25,7 +26,7 @@ use super::spec::BackendSpec;
 use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
-/// A TPOT (time per output token) below this is a measurement error: several tokens in one event.
+/// A TPOT (time per output token) below this is a measurement error: one event held several tokens.
 const TPOT_MIN: Duration = Duration::from_micros(100);
 /// A TPOT above this means that the engine is stuck, not slow.
 const TPOT_MAX: Duration = Duration::from_secs(2);
@@ -38,7 +39,7 @@ pub(super) struct Place {
     pub(super) position: usize,
     /// Share of new work relative to the other backends.
     pub(super) weight: f64,
-    /// Round robin: how much work the backend is owed.
+    /// The work that the backend is owed in round robin.
     pub(super) turn: f64,
 }
 
@@ -80,6 +81,8 @@ pub(super) struct BackendState {
     pub(super) speed: Speed,
     pub(super) load: EngineLoad,
     pub(super) cache: EngineCache,
+    /// The follower of the engine's events, if there is one.
+    pub(super) events: Option<Box<EventFollower>>,
     pub(super) adapters: AdapterSlots,
     pub(super) engine: KnownEngine,
     /// The backend is in the list of changed backends; see `room.rs`.
@@ -105,6 +108,7 @@ impl BackendState {
             speed: Speed::unknown(now),
             load: EngineLoad::new(now),
             cache: EngineCache::new(layout),
+            events: None,
             adapters: AdapterSlots::default(),
             engine: KnownEngine::default(),
             changed: false,
@@ -121,8 +125,8 @@ impl BackendState {
         self.engine = known.engine.inherited();
     }
 
-    /// Sets one bound. When requests begin on an engine on trial, copies are cut: the engine was
-    /// not tried with both.
+    /// Sets one bound. If the bound opens an engine on trial to requests, copies are cut, because
+    /// the engine was not tried with both.
     pub(super) fn set_bound(&mut self, bound: Bound) {
         let was_for_copies = self.bounds.is_for_copies_only();
         self.bounds.set(bound);
@@ -148,8 +152,8 @@ impl BackendState {
         self.engine.restarted();
     }
 
-    /// The data by which a choice compares the backend, until the backend changes. Times: seconds
-    /// since `epoch`.
+    /// The data by which a choice compares the backend. Valid until the backend changes. Times are
+    /// in seconds since `epoch`.
     pub(super) fn candidate(&self, id: BackendId, epoch: Instant) -> Candidate {
         let (used, occupied, limits) = (&self.used, self.occupied(), self.bounds.in_force());
         let left = |limit: Option<u64>, used: u64| limit.map_or(u64::MAX, |limit| limit.saturating_sub(used));
@@ -177,13 +181,14 @@ impl BackendState {
         }
     }
 
-    /// The usage that a new request must count.
+    /// The usage to which a new request's need is added before the comparison with the limits.
     pub(super) fn occupied(&self) -> CapacityUsage {
         self.bounds.occupied(&self.used)
     }
 
-    /// Takes `need` for the request with number `serial`, of which the engine should have `cached`
-    /// tokens. Also returns the seconds of large prefills ahead. Cuts copies that use this room.
+    /// Takes `need` for the request with number `serial`. `cached`: the prompt tokens that the
+    /// engine should have in the prefix cache. Also returns the seconds of large prefills ahead.
+    /// Cuts copies that use the room.
     pub(super) fn take(&mut self, need: &Need, cached: u64, now: Instant, serial: u64) -> (Allocation, f64) {
         self.copies.make_room(&self.occupied(), self.bounds.in_force(), need);
         let (ahead, _) = self.load.remaining(&self.used, now);
@@ -206,7 +211,7 @@ impl BackendState {
         self.liveness.progress.set_leaving(self.service.is_leaving());
     }
 
-    /// Whether new work may go here, apart from room.
+    /// Whether new work may go here if there is room.
     pub(super) fn in_rotation(&self) -> bool {
         self.service.is_open() && self.health.allowance() != Some(0)
     }
@@ -221,7 +226,7 @@ impl BackendState {
         self.in_rotation() || (coming && self.service.is_wanted())
     }
 
-    /// Whether the bounds permit `need` here, now or soon.
+    /// Whether the backend may serve `need` now or soon, once there is room.
     pub(super) fn could_serve(&self, need: &Need) -> bool {
         self.is_worth_waiting_for() && self.bounds.permit(need)
     }

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! An engine in prefill works for one request; in decoding, each step works for all sequences. So
-//! the charges of all requests of an engine add up to about the time that it was busy: a second of
-//! GPU costs the same, however it is used. Tokens from the prefix cache cost nothing. The prices at
-//! the grant also apply to the correction.
+//! the charges of all requests of an engine add up to about the time that the engine was busy, and
+//! a second of GPU costs the same however it is used. Tokens from the prefix cache cost nothing.
+//! The prices at the grant also apply to the correction.
 
 use super::queue::OwnerIndex;
 use sluice_config::limits::MAX_TOKENS;
@@ -25,12 +25,12 @@ pub(super) struct Price {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bill {
-    /// The home pool of the request, and the owner there. At the correction, `id` shows whether
-    /// another owner has this place by then.
+    /// The home pool of the request, and the owner there. At the correction, another `id` in the
+    /// table shows that another owner now has this place.
     pub(super) pool: PoolId,
     pub(super) owner: OwnerIndex,
     pub(super) id: u64,
-    /// The bits of the owner's level, in seconds, before the charge.
+    /// The owner's level before the charge, in seconds, as the bits of an `f64`.
     pub(super) start: u64,
     pub(super) computed: u64,
     pub(super) output: u64,
@@ -64,7 +64,7 @@ impl Bill {
     }
 
     /// Charges these tokens instead of the estimate. Returns the seconds that the owner owes in
-    /// addition; negative: gets back.
+    /// addition, or gets back if they are negative.
     pub(super) fn correct(&mut self, computed: u64, output: u64) -> f64 {
         let before = self.charged();
         (self.computed, self.output) = (computed, output);

@@ -22,7 +22,7 @@ pub enum Bound {
     Configured(BackendLimits),
     /// The most slots; `None`: as configured.
     Ceiling(Option<u32>),
-    /// The most that requests may use while the engine is on trial; `None`: it is not.
+    /// The most that requests may use while the engine is on trial; `None`: it is not on trial.
     Trial(Option<TrialBound>),
     /// The most that this gateway may use, where another gateway divides the limits.
     Share(Option<Share>),
@@ -35,15 +35,15 @@ pub enum Bound {
     Foreign(Share),
 }
 
-/// A limit of outstanding tokens that follows from preemptions. A request above it runs when no
-/// other does.
+/// A limit of outstanding tokens that follows from preemptions. A request that exceeds the limit by
+/// itself runs when no other request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearnedTokens {
     /// The limit.
     pub tokens: u64,
     /// Requests that the engine preempted before the limit was last lowered.
     pub preempted: u64,
-    /// Outstanding tokens at that time.
+    /// Outstanding tokens when the limit was last lowered.
     pub outstanding: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct LearnedTokens {
 ///
 /// Such an engine gets copies of requests first. The load that it sustained with copies bounds the
 /// requests that follow, so an engine that fails above some load fails with copies. While the bound
-/// is closed (no slot), requests neither use the backend nor displace copies, which may use the
+/// is closed (no slot), requests neither use the backend nor displace copies. Copies may use the
 /// full limits once the requests there have ended. A request that exceeds the bound by itself goes
 /// elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,7 +129,8 @@ impl Bounds {
     }
 
     /// The limits for requests: the configured ones, lowered by ceiling and trial. Shares count as
-    /// usage ([`Bounds::occupied`]): a request above a share waits, above a limit it is refused.
+    /// usage ([`Bounds::occupied`]): a request above a share waits, and a request above a limit is
+    /// refused.
     pub(super) fn in_force(&self) -> &BackendLimits {
         &self.in_force
     }
@@ -149,7 +150,7 @@ impl Bounds {
         limit.map_or(u64::MAX, |limit| limit.tokens.saturating_sub(used.tokens))
     }
 
-    /// The limits without the trial, which apply to copies.
+    /// The limits that apply to copies: the limits in force without the trial.
     pub(super) fn of_copies(&self) -> BackendLimits {
         let slots = self.configured.slots;
         let slots = self.ceiling.map_or(slots, |ceiling| slots.min(ceiling).max(1));
@@ -168,8 +169,8 @@ impl Bounds {
         self.ledger
     }
 
-    /// The usage that a new request must count: leases, other gateways, and the part of the limits
-    /// that this gateway has no share of.
+    /// The usage to which a new request's need is added before the comparison with the limits:
+    /// leases, foreign use, and the part of the limits that this gateway has no share of.
     pub(super) fn occupied(&self, used: &CapacityUsage) -> CapacityUsage {
         let mut all = *used;
         all.slots = all.slots.saturating_add(self.withheld.slots);
@@ -179,7 +180,8 @@ impl Bounds {
         all
     }
 
-    /// Whether the bounds permit `need` on an empty backend. A closed trial may open.
+    /// Whether the bounds permit `need` on an empty backend. A closed trial is ignored, because it
+    /// may open.
     pub(super) fn permit(&self, need: &Need) -> bool {
         let long = self.in_force.long_prefix;
         let barred = long.is_some_and(|long| long.slots == 0 && need.prompt_tokens > long.threshold);

@@ -3,7 +3,7 @@
 //! The breaker trips on `limit` failures in a row, or when at least half of the last 32 requests
 //! failed and at least [`SAMPLES_MIN`] were seen. The rate is needed because an engine that fails
 //! every second of a hundred requests in flight never fails three in a row. The breaker counts
-//! requests, not time: a quiet backend keeps the record. The caller decides which outcomes are
+//! requests, not time, so a quiet backend keeps the record. The caller decides which outcomes are
 //! failures.
 
 /// Requests that must have been seen before the failure rate counts.
@@ -24,7 +24,7 @@ pub struct RecentAnswers {
 }
 
 impl RecentAnswers {
-    /// Whether most of them failed.
+    /// Whether most of the requests failed.
     pub fn is_failing(self) -> bool {
         self.seen >= FAILING_MIN && self.failed * 2 > self.seen
     }

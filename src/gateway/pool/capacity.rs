@@ -4,8 +4,9 @@
 //! - **slots**: sequences that decode. A request takes one for each prompt times `n`, or one if it
 //!   generates nothing, such as an embedding of 2,048 inputs.
 //! - **tokens**: outstanding prompt and output tokens, in the KV cache of the backend.
-//! - **prefill**: prompt tokens without a first output token. A prompt above the `long_prefix`
-//!   threshold also takes a *permit* until the first token: this bounds long prefills, not decodes.
+//! - **prefill**: prompt tokens of requests without a first output token. A prompt above the
+//!   `long_prefix` threshold also takes a *permit* until the first token. Permits bound long
+//!   prefills, not decodes.
 //!
 //! An [`Allocation`] keeps the amounts that were taken, which are given back once. Under a lowered
 //! limit, nothing is admitted until usage has fallen. A request above a whole limit of slots or
@@ -18,7 +19,8 @@ use super::settled::Mark;
 use sluice_config::limits::MAX_TOKENS;
 use sluice_core::openai::{LimitUnit, TooLarge};
 
-/// Prompts of at least this many tokens are large to policies: prefill takes more than a few steps.
+/// Prompts of at least this many tokens are large to policies, because their prefill takes more
+/// than a few steps.
 pub(super) const LARGE_PROMPT: u64 = 1_024;
 
 /// The limits of one backend.
@@ -95,7 +97,7 @@ pub struct CapacityUsage {
     pub long_prefills: u32,
 }
 
-/// The amounts that were taken for one lease and go back.
+/// The amounts that were taken for one lease. They go back when it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocation {
     slots: u32,
@@ -117,6 +119,10 @@ impl Allocation {
     /// Whether a prefill permit was taken.
     pub fn permit(&self) -> bool {
         self.permit
+    }
+
+    pub(super) fn is_one_sequence(&self) -> bool {
+        self.slots == 1
     }
 
     pub(super) fn is_prefilling(&self) -> bool {
@@ -141,12 +147,12 @@ impl Allocation {
 /// Whether a backend has room for a need now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// Yes.
+    /// There is room.
     Room,
     /// Only a prefill permit is missing. Later requests that need no permit may go first without
     /// delaying this one.
     NoPermit,
-    /// Slots or tokens are short.
+    /// Slots, tokens or prefill tokens are short.
     Full,
 }
 
@@ -194,7 +200,7 @@ impl CapacityUsage {
         allocation
     }
 
-    /// The engine should have `cached` tokens of the prompt that was just taken.
+    /// The engine's prefix cache should have `cached` tokens of the prompt that was just taken.
     pub fn expect_cached(&mut self, allocation: &mut Allocation, cached: u64) {
         self.large_prefill_tokens -= allocation.large_prefill_tokens();
         allocation.cached_tokens = cached.min(allocation.prompt_tokens);

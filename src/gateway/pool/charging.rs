@@ -88,7 +88,8 @@ impl AdmissionState {
         found.queue.expire(found.members.len());
     }
 
-    /// Whether the owner's prefill share on a backend of the home pool is used up.
+    /// Whether the owner's prefill share on `backend` is used up. Always false outside the home
+    /// pool.
     pub(super) fn is_held(&self, request: &AdmissionRequest, backend: BackendId) -> bool {
         let Some(fair) = &request.fair else { return false };
         let pool = &self.pools[request.home.index()];
@@ -114,7 +115,7 @@ impl AdmissionState {
         deadline.max(request.since + timeout.saturating_mul(WAIT_MAX))
     }
 
-    /// Serves waiters that were held because of their owner's share, if that may have changed.
+    /// Serves waiters that were held because of their owner's share, if a share may have changed.
     pub(super) fn serve_loosened(&mut self, pool: PoolId, wakers: &mut Wakers) {
         if self.pools[pool.index()].queue.take_loosened() {
             let members: SmallVec<[BackendId; 8]> = self.members(pool).iter().copied().collect();
@@ -122,7 +123,7 @@ impl AdmissionState {
         }
     }
 
-    /// Serves waiters of the home pool of a request, which may have run in another pool.
+    /// Serves held waiters of a request's home pool. The request may have run in another pool.
     pub(super) fn serve_home_of(&mut self, bill: Option<Bill>, wakers: &mut Wakers) {
         if let Some(pool) = bill.map(|bill| bill.pool).filter(|pool| pool.index() < self.pools.len()) {
             self.serve_loosened(pool, wakers);

@@ -3,14 +3,15 @@
 //! No request waits, is shed or is placed elsewhere because of a copy: copies do not count in room,
 //! queues and drain rates, and views count them separately. In return:
 //!
-//! - A copy is admitted where the policy places it, if it fits next to all requests and copies at
-//!   once, and no request waits that may use the backend. An engine on trial (`bounds.rs`) admits
+//! - A copy is admitted where the policy places it, if it fits next to all requests and copies
+//!   there, and no request waits that may use the backend. An engine on trial (`bounds.rs`) admits
 //!   it if no request runs there.
 //! - A copy is cut when a request takes the room, when a request that may use the backend has to
 //!   wait, and when the backend leaves the rotation.
 //!
 //! Between backends with equal room, one with copies counts as more loaded, because its engine is.
-//! The health and speed that a copy observes are not noted: the model may be another one.
+//! The health and speed that a copy observes are not noted, because the copy's model may be another
+//! one.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ impl Admission {
     }
 
     /// Admits a copy of `request` to a backend of the home pool. When a request needs the room, the
-    /// copy is cut: the abort token is cancelled. `None`: there is no room now.
+    /// copy is cut: the abort token is cancelled. `None`: the copy is not admitted.
     pub fn enter_copy(&self, request: &AdmissionRequest) -> Option<Lease> {
         let (grant, serial) = self.shared.update(|state, _| state.enter_copy(request))?;
         Some(Lease::of_copy(Arc::clone(&self.shared), grant, serial))
@@ -81,8 +82,8 @@ impl AdmissionState {
         self.members(pool).iter().copied().find(|id| is_on_trial(id) && self.allows(request, *id))
     }
 
-    /// Whether a request that may use this backend waits. In most queues the first request already
-    /// may.
+    /// Whether a request that may use this backend waits. In most queues the first waiter already
+    /// may, so the search is short.
     fn is_waited_for(&self, backend: BackendId) -> bool {
         let Some(pool) = self.backend(backend).and_then(|found| self.pools.get(found.pool.index())) else {
             return false;

@@ -30,7 +30,7 @@ pub(super) struct Decoding {
 #[derive(Debug, Default)]
 struct Streams {
     running: u32,
-    /// Sum of the times at which the running streams began, since the epoch.
+    /// Sum over the running streams of the time between the epoch and the first token.
     begun: Duration,
     /// Time for which ended streams generated.
     ended: Duration,

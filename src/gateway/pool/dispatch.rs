@@ -57,7 +57,7 @@ struct Next {
 }
 
 enum Offer {
-    /// The waiter has room now. The field is the backend that was reserved for it.
+    /// The waiter got the room. The field is the backend that was reserved for it.
     Granted(Option<BackendId>),
     /// There is not enough room.
     Blocked,
@@ -78,7 +78,8 @@ impl AdmissionState {
         self.dispatch(backend, wakers);
     }
 
-    /// Sets one bound of a backend, and grants the room that it leaves. Ignored if unknown.
+    /// Sets one bound of a backend, and grants the room that it leaves. An unknown backend is
+    /// ignored.
     pub(super) fn set_bound(&mut self, backend: BackendId, bound: Bound, wakers: &mut Wakers) {
         let Some(mut bounds) = self.backend(backend).map(|found| found.bounds) else { return };
         let before = bounds;
@@ -113,8 +114,8 @@ impl AdmissionState {
         }
     }
 
-    /// The members of the pool, if waiters that were held for their owner's share may have room
-    /// now.
+    /// The members of the backend's pool, if waiters that were held because of their owner's share
+    /// may have room now.
     fn loosened_beside(&mut self, backend: BackendId) -> SmallVec<[BackendId; 2]> {
         let Some(pool) = self.backend(backend).map(|found| found.pool) else { return SmallVec::new() };
         match self.pools[pool.index()].queue.take_loosened() {
@@ -123,7 +124,7 @@ impl AdmissionState {
         }
     }
 
-    /// Serves the candidates of one backend. Returns the first that does not fit.
+    /// Serves the candidates of one backend. Returns the first candidate that does not fit.
     fn serve(
         &mut self,
         backend: BackendId,
@@ -164,7 +165,7 @@ impl AdmissionState {
         }
     }
 
-    /// `None`: the backend has no room.
+    /// The waiters that may get the backend's room; `None` if it has none.
     fn candidates_of(&mut self, backend: BackendId) -> Option<Candidates> {
         let home = self.backend(backend).filter(|found| !found.is_full())?.pool;
         let feeders = self.pools.get(home.index())?.fed_by.iter().copied();
@@ -231,8 +232,8 @@ impl AdmissionState {
         }
     }
 
-    /// Whether no later request may overtake this waiter any more. The latest arrival is the clock.
-    /// A reload that moves the waiter to another queue restarts the count.
+    /// Whether no later request may overtake this waiter any more. The time of the latest arrival
+    /// serves as the clock. A reload that moves the waiter to another queue restarts the count.
     pub(super) fn has_reached_overtaking_limit(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters[id as usize].as_ref() else { return false };
         let pool = &self.pools[waiter.request.home.index()];

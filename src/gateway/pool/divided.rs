@@ -1,8 +1,8 @@
 //! Limits that a ledger divides among several gateways.
 //!
-//! After [`Admission::divide`], a backend gets requests only within this gateway's share of it, one
-//! more bound of `bounds.rs`. Shares may end ([`ShareEnd`]). The end is checked before every change
-//! of the state, so a process that was suspended admits nothing by old shares.
+//! After [`Admission::divide`], a backend gets requests only within this gateway's share of it,
+//! which is one more bound of `bounds.rs`. Shares may end ([`ShareEnd`]). The end is checked before
+//! every change of the state, so a process that was suspended admits nothing by old shares.
 //!
 //! `foreign.rs` is the other protocol, for the hand-over of one gateway to its successor on the
 //! same host, which must work without a store. Bound: [`WAITERS`] waiters of a pool are looked at.
@@ -20,7 +20,8 @@ use super::state::AdmissionState;
 use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
-/// Waiters of one pool whose needs are added up: more of them want more than a backend has anyway.
+/// The most waiters of one pool whose needs are added up. More would want more than a backend has
+/// anyway.
 const WAITERS: usize = 512;
 
 /// This gateway's usage and wants on one backend.
@@ -105,7 +106,7 @@ impl Admission {
         });
     }
 
-    /// To be called every [`TICK`]. Returns whether any request waits.
+    /// The caller calls this every [`TICK`]. Returns whether any request waits.
     pub fn tick(&self) -> bool {
         self.shared.update(|state, _| {
             state
@@ -157,8 +158,8 @@ impl AdmissionState {
         uses.collect()
     }
 
-    /// The needs of waiters for each backend of a pool, divided evenly, and the most that one
-    /// waiter needs.
+    /// Two shares. The first is the needs of a pool's waiters, divided evenly among the backends in
+    /// rotation, but at least the second. The second is the most that one waiter needs.
     fn waiting_in(&self, pool: PoolId) -> (Share, Share) {
         let state = &self.pools[pool.index()];
         let pools = std::iter::once(pool).chain(state.fed_by.iter().copied());

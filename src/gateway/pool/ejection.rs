@@ -7,8 +7,8 @@
 //! - The backend serves other clients (`recent_origins.rs`).
 //! - Only this client used the backend lately, it also fails on another backend of the pool, and
 //!   the pool serves other clients.
-//! - The backend is in probation, and other clients used the pool before (for a limited number of
-//!   failures).
+//! - The backend is in probation, and other clients used the pool before. This excuses a limited
+//!   number of failures.
 //!
 //! The work is done only after a failure, and grows with the backends of the pool.
 

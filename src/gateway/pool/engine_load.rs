@@ -47,8 +47,9 @@ impl Default for Learned {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EngineLoad {
     pub(super) learned: Learned,
-    /// Seconds of outstanding prefill at the time `at`, of large and small prompts.
+    /// Seconds of outstanding prefill of large prompts at the time `at`.
     large: f64,
+    /// Seconds of outstanding prefill of small prompts at the time `at`.
     small: f64,
     /// Seconds of prefill of small prompts that arrived lately, answered or not: a decayed sum at
     /// the time `at`.
@@ -108,8 +109,8 @@ impl EngineLoad {
         Backlog { large_until, large_waiting, small_until, lately: self.lately, at }
     }
 
-    /// Adds a granted request with this number of prompt tokens to compute. `used` is without the
-    /// request.
+    /// Adds a granted request with this number of prompt tokens to compute. `used` does not include
+    /// the request.
     pub(super) fn add(&mut self, computed_tokens: u64, used: &CapacityUsage, now: Instant, serial: u64) {
         let (backlog, age) = (self.backlog(used, self.at), self.age(now));
         (self.large, self.small, self.lately) = (backlog.large(age), backlog.small(age), backlog.lately(age));
@@ -124,8 +125,8 @@ impl EngineLoad {
         self.granted = serial;
     }
 
-    /// Ends a prefill of `tokens` computed tokens, because the first token was seen. `used` is
-    /// without that prefill.
+    /// Ends a prefill of `tokens` computed tokens, because the first token was seen. `used` does
+    /// not include that prefill.
     pub(super) fn end_prefill(&mut self, tokens: u64, used: &CapacityUsage) -> DecodeStart {
         self.prefilled = self.prefilled.saturating_add(tokens);
         self.large = self.large.min(self.prefill(used.large_prefill_tokens));
@@ -133,7 +134,7 @@ impl EngineLoad {
     }
 
     /// Learns from the time to first token of one prompt with `computed_tokens` outside the prefix
-    /// cache. `ahead`: seconds of backlog before it.
+    /// cache. `ahead`: seconds of backlog ahead of it.
     pub(super) fn observe_first_token(&mut self, computed_tokens: u64, ahead: f64, ttft: Duration, now: Instant) {
         let (ttft, pace, learned) = (ttft.as_secs_f64(), self.pace(), &mut self.learned);
         if computed_tokens >= LARGE_PROMPT {

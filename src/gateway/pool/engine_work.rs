@@ -25,7 +25,7 @@ const LOOKS: u64 = 3;
 pub struct EngineCounters {
     /// Tokens generated since the engine started.
     pub generated: f64,
-    /// Requests that run or wait in the engine, if the page says so.
+    /// Requests that run or wait in the engine, if the page shows them.
     pub requests: Option<f64>,
 }
 
@@ -59,7 +59,7 @@ impl Bell {
 #[derive(Debug, Default)]
 pub(super) struct WorkEvidence {
     watches: AtomicU32,
-    /// Tokens that streams received while one was watched.
+    /// Tokens that all streams of the engine received while one of them was watched.
     received: AtomicU64,
     looks: Mutex<Looks>,
 }
@@ -79,7 +79,7 @@ impl WorkEvidence {
         self.watches.load(Ordering::Relaxed) > 0
     }
 
-    /// Streams received tokens. Costs one load while no stream is watched.
+    /// Counts tokens that streams received. Costs one atomic load while no stream is watched.
     pub(super) fn received(&self, tokens: u64) {
         if self.is_watched() {
             self.received.fetch_add(tokens, Ordering::Relaxed);
@@ -102,7 +102,7 @@ impl WorkEvidence {
                     looks.base = Some((look.generated, received));
                 }
             }
-            // The first look, or another engine.
+            // The first look, or the engine has started again.
             _ => looks.base = Some((look.generated, received)),
         }
     }
@@ -122,7 +122,7 @@ impl SilenceWatch {
         let is_attended = bell.is_attended.load(Ordering::Relaxed);
         let mut looks = evidence.looks.lock();
         if evidence.watches.fetch_add(1, Ordering::Relaxed) == 0 {
-            // Tokens were not counted before.
+            // Tokens that streams received until now were not counted.
             looks.base = None;
         }
         let count = looks.count;

@@ -2,8 +2,8 @@
 //!
 //! So that an engine that breaks every stream does not fill the log, at most [`LINES_PER_MINUTE`]
 //! faults of each backend are logged in a minute, and the next line says how many were left out.
-//! Ejections are not counted, because each lasts twice as long as the one before. Time is a
-//! parameter.
+//! The line about an ejection is always written, because each ejection lasts twice as long as the
+//! one before. Time is a parameter.
 
 use std::time::Duration;
 

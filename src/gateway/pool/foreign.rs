@@ -4,8 +4,8 @@
 //! Say B divides the limits and A claims, as in an upgrade from A to B. A lowers its share to the
 //! claim and sends it ([`Admission::claim`]). B counts the claim as foreign use and answers with
 //! the part that A may use ([`Admission::concede`]). A raises its share to that part. So both keep
-//! the limits, however late a message is. A claim includes waiters, so that they precede later
-//! requests at B. Leases that outgrow their estimate may exceed a share or a limit.
+//! the limits, however late a message is. A claim includes the needs of waiters at A, so that they
+//! precede later requests at B. Leases that outgrow their estimate may exceed a share or a limit.
 //!
 //! `divided.rs` is the other protocol. There are two because an upgrade must not depend on a store:
 //! two processes of one host talk over a socket, while a ledger has many gateways and needs clocks.
@@ -44,8 +44,9 @@ impl Admission {
         self.shared.update(|state, _| state.claim())
     }
 
-    /// Counts another gateway's claim as foreign use. Returns the part that it may use now: as much
-    /// as the limits leave next to this gateway's leases. `None`: there is no such backend.
+    /// Counts another gateway's claim as foreign use. Returns the part that the other gateway may
+    /// use now: as much as the limits leave next to this gateway's leases. `None`: there is no such
+    /// backend.
     pub fn concede(&self, backend: BackendId, claim: Share) -> Option<Share> {
         self.shared.update(|state, wakers| {
             let found = state.backend(backend)?;

@@ -36,6 +36,8 @@ pub(super) struct Grant {
     pub(super) by_priority: bool,
     /// The hashed beginnings of the prompt.
     pub(super) prefix: Arc<PromptPrefix>,
+    /// By which the engine's events name the request, if they are followed.
+    pub(super) session: Option<u64>,
 }
 
 /// The decision on a request for admission. `L` is the lease, or the grant for it behind the lock;
@@ -48,7 +50,7 @@ pub enum AdmissionDecision<L, T> {
     Queued(T, Instant),
     /// The request exceeds the limits of an empty backend: the client's fault.
     Refused(TooLarge),
-    /// Not served, for this reason.
+    /// The request is not served, for this reason.
     Shed(ShedReason),
     /// A reload has removed the home pool, or every backend there that may serve the request.
     /// Classify it by the next routing table and enter again.
@@ -58,7 +60,7 @@ pub enum AdmissionDecision<L, T> {
 /// How a wait ended. `L` is the lease, or the grant for it behind the lock.
 #[derive(Debug)]
 pub enum WaitResult<L> {
-    /// With a lease.
+    /// The request has a lease.
     Granted(L),
     /// A reload removed the pool, or the request exceeds the new limits: classify it again and
     /// enter with the original arrival time.

@@ -18,7 +18,7 @@
 //! (`recent_origins.rs`): while an engine serves other clients, one client's failures eject
 //! nothing. For failed responses and timeouts at most `health.max_ejected` of a pool are out at
 //! once. Nothing keeps a backend in rotation after too many refused connections or a hang. Time is
-//! a parameter; draining is separate.
+//! a parameter. Draining is no part of health.
 
 use std::time::Duration;
 
@@ -139,7 +139,7 @@ impl Spared {
 /// The effect of a failure on the backend's place in rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// Only counted; or the backend was out of rotation already.
+    /// The failure was only counted, or the backend was out of rotation already.
     #[default]
     Counted,
     /// Enough failures for an ejection, but the backend stays in rotation.
@@ -159,7 +159,7 @@ pub enum Phase {
     Probation,
     /// Out of rotation until a time, for a fault.
     Ejected {
-        /// The earliest time of the next attempt.
+        /// The earliest time at which a successful probe ends the ejection.
         until: Instant,
         /// The cause.
         fault: BackendFault,
@@ -183,9 +183,8 @@ impl Phase {
 
 /// Successes in a row after which earlier ejections are forgiven.
 const FORGIVEN_AFTER: u32 = 64;
-/// Failures in one probation that do not end it, while they are of one client among several. The
-/// trial then goes to the next request, so a client that fails on purpose cannot keep a backend
-/// out.
+/// Failures of one client among several that do not end a probation. The next request is then the
+/// trial, so a client that fails on purpose cannot keep a backend out.
 const TRIALS_OF_ONE: u32 = 16;
 
 /// The health of one backend.
@@ -248,8 +247,8 @@ impl BackendHealth {
         self.refused.replace(refused).is_none()
     }
 
-    /// The engine accepted the credentials of a probe. A refusal of a request stays: not every
-    /// engine checks the key of a probe.
+    /// The engine accepted the credentials of a probe. A refusal of a request stays, because not
+    /// every engine checks the key of a probe.
     pub fn accepted_probe(&mut self) {
         self.refused = self.refused.filter(|refused| !refused.by_probe);
     }
@@ -321,10 +320,11 @@ impl BackendHealth {
     /// A request failed through the backend's fault. `spared`: why faults that requests can cause
     /// must not eject the backend.
     ///
-    /// `spared` does not count for refused connections and hangs. The only backend is spared, since
-    /// ejecting it would turn some failures into an outage. In probation every failure ejects,
-    /// except the first [`TRIALS_OF_ONE`] of one client among several. One refusal of the gateway's
-    /// credentials ejects: the next request sends the same ones.
+    /// `spared` does not count for refused connections and hangs. In phase `Ready`, the only
+    /// backend of a pool is spared, since ejecting it would turn some failures into an outage. In
+    /// probation every failure ejects, except the first [`TRIALS_OF_ONE`] of one client among
+    /// several. One refusal of the gateway's credentials ejects, because the next request sends the
+    /// same credentials.
     pub fn failure(
         &mut self,
         fault: BackendFault,

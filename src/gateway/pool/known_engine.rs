@@ -2,7 +2,7 @@
 //! that correct them.
 //!
 //! `served.rs` has the facts and `serving.rs` the effect on requests. A refusal that came after a
-//! reading began still counts after the reading. Bound: [`REFUSALS_MAX`] refusals.
+//! reading of the facts began still counts after the reading. Bound: [`REFUSALS_MAX`] refusals.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::known_routes::KnownRoutes;
 use super::served::{Facts, Lack, ModelKey, RouteSet, Served};
 use super::service::Cordon;
 
-/// Refusals that are kept, because a reading that began earlier must not undo them.
+/// The most refusals that are kept, so that a reading that began earlier does not undo them.
 const REFUSALS_MAX: usize = 8;
 
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ pub(super) struct KnownEngine {
     pub(super) routes_due: bool,
     /// The flags of the engine say that it schedules by priority.
     pub(super) by_priority: bool,
-    /// The routes among the facts, and until when they count.
+    /// The readings and refusals from which `facts.routes` follows.
     routes: KnownRoutes,
     /// The listed names with their roots: the folder or name that each was loaded from. Sorted.
     roots: Arc<[(ModelKey, ModelKey)]>,
@@ -118,7 +118,8 @@ impl KnownEngine {
         }
     }
 
-    /// Whether the engine may serve a model: nothing says that it does not, or it is changing.
+    /// Whether the engine may serve a model: the facts do not exclude the model, or the engine is
+    /// changing.
     pub(super) fn may_serve(&self, model: ModelKey, cordon: Cordon) -> bool {
         let changes = self.facts_due || !matches!(cordon, Cordon::Open | Cordon::Down);
         changes || self.facts.served.has(model)

@@ -1,10 +1,10 @@
 //! The routes that an engine has, as far as known.
 //!
-//! After a refusal, an engine is asked for the page of routes. The refusal itself shows that the
-//! engine lacks one route: a *denial*. Page and denial expire, because a proxy may have refused the
-//! request, or another version may run by now: a denial counts for [`DENIED_FOR`], a page for
-//! [`READ_FOR`]. One request may then be refused again, and moves to another engine. Bound: one
-//! denial for each route.
+//! After a refusal, the gateway reads the engine's page of routes. The refusal itself shows that
+//! the engine lacks one route: a *denial*. Page and denial expire, because a proxy may have refused
+//! the request, or another version may run by now. A denial counts for [`DENIED_FOR`], a page for
+//! [`READ_FOR`]. After that one request may be refused again, and moves to another engine. Bound:
+//! one denial for each route.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) const READ_FOR: Duration = Duration::from_secs(5 * 60);
 pub(super) struct KnownRoutes {
     /// The routes on the engine's page, and when the reading began.
     read: Option<(RouteSet, Instant)>,
-    /// Routes that the engine has refused since, and when.
+    /// Routes that the engine has refused since the reading began, and when.
     denied: SmallVec<[(Route, Instant); 2]>,
 }
 

@@ -35,7 +35,7 @@ pub struct Lease {
     /// Everything was returned; the backend id may refer to another backend by now.
     released: bool,
     decoding: Option<DecodeStart>,
-    /// When the stream began to generate, until it ends.
+    /// When the stream began to generate. `None` before that and after the stream's end.
     generates_since: Option<Instant>,
     origin: Origin,
     /// The serial of a copy. A copy holds no capacity of requests, and reports of copies are
@@ -72,8 +72,8 @@ impl Lease {
         &self.shared
     }
 
-    /// The backend, and the other ranks of the same server: a request that failed here has failed
-    /// there, too.
+    /// The backend, and the other ranks of the same server. A request that failed on the backend
+    /// counts as failed on all of them.
     pub fn server(&self) -> SmallVec<[BackendId; 4]> {
         match self.grant.address.rank {
             None => SmallVec::from_slice(&[self.grant.backend]),
@@ -122,6 +122,11 @@ impl Lease {
         &self.grant.address
     }
 
+    /// The name of the request in the engine's events, if these are followed.
+    pub fn session(&self) -> Option<u64> {
+        self.grant.session
+    }
+
     /// Whether the engine schedules by priority.
     pub fn by_priority(&self) -> bool {
         self.grant.by_priority
@@ -151,13 +156,14 @@ impl Lease {
         }
     }
 
-    /// The stream is silent: while the watch lives, the counters of the engine are read.
+    /// Called when the stream is silent. While the watch lives, the gateway reads the engine's
+    /// counters.
     pub fn watch_engine(&self, now: Instant) -> SilenceWatch {
         SilenceWatch::new(Arc::clone(&self.grant.progress.work), self.shared.bell(), now)
     }
 
-    /// Marks the request as waiting for the client until the guard is dropped: meanwhile the
-    /// backend does not cause the silence.
+    /// Marks the request as waiting for the client until the guard is dropped. Meanwhile the
+    /// silence is not the backend's fault.
     pub fn client_wait(&self) -> ClientWait<'_> {
         self.grant.progress.client_wait()
     }
@@ -198,8 +204,8 @@ impl Lease {
         self.end_prefill(false);
     }
 
-    /// Like [`Lease::first_token`], because the first token of a stream was seen at `now`: the
-    /// engine surely has the request.
+    /// Like [`Lease::first_token`], for a stream whose first token was seen at `now`. The engine
+    /// then surely has the request.
     pub fn first_token_seen(&mut self, now: Instant) {
         self.end_prefill(true);
         if !self.released && self.generates_since.is_none() {
@@ -237,7 +243,7 @@ impl Lease {
 
     /// The engine counted `prompt_tokens`. Takes the difference to a lower estimate, and until the
     /// first token also prefill tokens and the permit of a long prompt. Never waits: usage may then
-    /// exceed a limit, and the backend admits nothing until it has fallen.
+    /// exceed a limit, and the backend admits nothing until usage has fallen.
     pub fn charge(&mut self, prompt_tokens: u64) {
         if !self.released {
             let allocation = &mut self.grant.allocation;
@@ -284,8 +290,8 @@ impl Lease {
     }
 
     /// Charges the request's owner for actual tokens instead of the estimate: the prompt tokens
-    /// except the `cached` ones, and the output tokens. `None`: as expected. Only the first call
-    /// counts, even after the release.
+    /// except the `cached` ones, and the output tokens. `None`: the expected number counts. Only
+    /// the first call counts, even after the release.
     pub fn settle(&mut self, prompt_tokens: Option<u64>, cached: Option<u64>, output_tokens: u64) {
         if let Some(mut bill) = self.grant.bill.take() {
             let cached = cached.unwrap_or(bill.cached);

@@ -18,7 +18,8 @@ use super::engine_work::WorkEvidence;
 pub(super) struct Progress {
     epoch: Instant,
     last_ms: AtomicU64,
-    /// Requests that wait for their client to read, so that the backend does not count as silent.
+    /// Requests that wait for their client to read. If all do, the backend does not count as
+    /// silent.
     at_client: AtomicU32,
     is_leaving: AtomicBool,
     pub(super) work: Arc<WorkEvidence>,

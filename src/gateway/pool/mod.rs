@@ -16,13 +16,14 @@
 //! | copies for shadow arms | `copies.rs` |
 //! | whether a backend may leave service | [`replacement`] |
 //! | ranks of one server | `ranks.rs` |
-//! | room of other gateways, share by a ledger | `foreign.rs`, `divided.rs` |
+//! | prefix caches, estimated or by events | `prefix.rs`, `cache_events.rs`, `event_reports.rs` |
+//! | capacity used by other gateways, shares by a ledger | `foreign.rs`, `divided.rs` |
 //! | which engines can serve a request | `served.rs`, `known_routes.rs`, `serving.rs` |
 //! | LoRA adapters with slots | `adapters.rs` |
 //!
-//! [`admission`] combines them. No clock and no I/O: tests run the whole folder on virtual time,
-//! and a property test drives it through any order of entering, leaving, finishing, resizing and
-//! draining.
+//! [`admission`] combines them. The folder reads no clock and does no I/O, so tests run it on
+//! virtual time, and a property test drives it through any order of entering, leaving, finishing,
+//! resizing and draining.
 
 mod settled;
 pub mod queue;
@@ -44,6 +45,7 @@ mod drain_rate;
 mod prefill_rate;
 mod request;
 mod prefix;
+mod cache_events;
 mod engine_load;
 mod running_copies;
 mod share;
@@ -70,6 +72,7 @@ pub mod view;
 pub mod replacement;
 pub mod lease;
 pub mod admission;
+mod event_reports;
 mod copies;
 mod serving;
 mod attained;
@@ -83,6 +86,7 @@ mod tests;
 pub use admission::Admission;
 pub use bounds::{Bound, LearnedTokens, TrialBound};
 pub use breaker::RecentAnswers;
+pub use cache_events::{CacheNews, EventsState, EventsView, ServedPrompt};
 pub use capacity::{BackendLimits, CapacityUsage, LongPrefix, Need};
 pub use decoding::DecodeSums;
 pub use divided::{BackendUse, ShareEnd};

@@ -12,14 +12,15 @@
 //!      + highest level at which an ended one had been granted) / 2
 //! ```
 //!
-//! Of the owners with waiters, first by priority, the one with the lowest level is next; `queue.rs`
-//! orders its requests. A level includes running requests, so freed room goes to the owner with the
-//! smallest part of the engines. Idle time earns no credit: see [`Owners::insert`].
+//! Owners whose first waiter has the best priority go first, and among them the owner with the
+//! lowest level. `queue.rs` orders the requests of an owner. A level includes running requests, so
+//! freed room goes to the owner with the smallest part of the engines. Idle time earns no credit:
+//! see [`Owners::insert`].
 //!
-//! Bounds. The engine time of two owners that both wait for room that either could use differs by
+//! Bounds. While two owners both wait for room that either could use, their engine time differs by
 //! at most one request of either. Each other owner overtakes an owner at V with at most one
-//! request. [`OWNERS_MAX`] owners; further ones count as one. An ordered set finds the next owner
-//! in O(log n).
+//! request. There are at most [`OWNERS_MAX`] owners; further ones count as one. An ordered set
+//! finds the next owner in O(log n).
 
 mod presence;
 mod view;
@@ -50,9 +51,9 @@ pub(super) struct Turn {
 pub(super) struct Cursor {
     /// The number of the dispatch; a cursor of another dispatch is at the beginning.
     look: u64,
-    /// The serial of the last waiter at the overtaking limit.
+    /// The serial of the last waiter at the overtaking limit that the dispatch looked at.
     pub(super) at_limit: u64,
-    /// The last waiter in queue order.
+    /// The last waiter in queue order that the dispatch looked at.
     pub(super) after: Option<QueuePosition>,
     pub(super) skip: Skip,
     pub(super) looked: usize,
@@ -73,7 +74,7 @@ impl Cursor {
 #[derive(Debug, Default)]
 struct Owner {
     id: u64,
-    /// The weight without a group.
+    /// The weight of an owner without a group.
     weight: f64,
     group: Option<u64>,
     level: Level,
@@ -86,9 +87,9 @@ struct Owner {
     /// Output tokens divided by estimates: a decayed mean over the owner's requests.
     output_ratio: f64,
     present: bool,
-    /// The owner is in the line of owners that may have left. `idle_since`: the clock at the last
-    /// request.
+    /// The owner is in the line of owners that may have left.
     leaving: bool,
+    /// The clock when the owner's last request ended.
     idle_since: f64,
     prefill: PrefillUse,
     cursor: Cursor,
@@ -113,16 +114,19 @@ pub(super) struct Owners {
     waiting: usize,
     /// Grants to requests of other pools that waiters of this pool may count as overtaking.
     grants_of_others: u64,
-    /// The two levels of V.
+    /// The highest level at which a request was granted.
     granted: f64,
+    /// The highest level at which an ended request had been granted.
     ended: f64,
+    /// The highest level that any owner has had.
     highest: f64,
     /// Requests that hold room, of all owners.
     running: u32,
     /// Seconds of engine time charged so far: a clock.
     clock: f64,
-    /// Owners that count as present, and the sum of their weights.
+    /// Owners that count as present.
     present: usize,
+    /// The sum of the weights of present owners; a group counts once.
     weights: f64,
     /// Owners without requests, in the order in which they became idle.
     leaving: VecDeque<OwnerIndex>,
@@ -134,9 +138,9 @@ pub(super) struct Owners {
     prefill: PrefillUse,
     /// Output tokens divided by estimates, of all owners: a decayed mean.
     output_ratio: f64,
-    /// `held`: a waiter was held although there is room, because the owner's prefill share is used
-    /// up. `loosened`: an event has happened that may end this.
+    /// A waiter was held although there is room, because the owner's prefill share is used up.
     held: bool,
+    /// An event has happened after which a held waiter may have room.
     loosened: bool,
 }
 
@@ -144,7 +148,7 @@ pub(super) struct Owners {
 const CROWD_WEIGHT: f64 = 0.05;
 /// Weights of one request in the ratios of output to estimate: of the owner, and of the pool.
 const RATIO_WEIGHTS: (f64, f64) = (0.1, 0.02);
-/// The highest such ratio that counts.
+/// The highest ratio of output to estimate that counts.
 const RATIO_MAX: f64 = 4.0;
 
 impl Default for Owners {
@@ -269,10 +273,10 @@ impl Owners {
 
     /// Adds a waiter. Returns the grants so far, from which overtakers are counted.
     ///
-    /// An owner without waiters starts at V or above: between the level of requests that start now
-    /// and the level of requests that end now, because running work is half done on average. So it
-    /// takes over a fair share of the running work, and nothing for the time before. An owner whose
-    /// requests fit nowhere is at most [`LAG_MAX`] behind V.
+    /// An owner without waiters starts at V or above. V lies between the level of requests that
+    /// start now and the level of requests that end now, because running work is half done on
+    /// average. So the owner takes over a fair share of the running work, and nothing for the time
+    /// before. An owner whose requests fit nowhere is at most [`LAG_MAX`] behind V.
     pub(super) fn insert(&mut self, owner: OwnerIndex, lane: Lane, key: QueuePosition, id: WaiterId) -> u64 {
         self.come(owner);
         let (found, v) = (self.at(owner), self.virtual_time());
@@ -371,8 +375,8 @@ impl Owners {
         }
     }
 
-    /// A request has taken this many tokens. The correction may outlive the owner's place in the
-    /// table.
+    /// A request has taken this many tokens. The correction may come after the owner has lost the
+    /// place in the table.
     pub(super) fn settle(&mut self, bill: &mut Bill, computed: u64, output: u64) {
         let owner = bill.owner;
         let ratio = (bill.estimate > 0).then(|| (output as f64 / bill.estimate as f64).min(RATIO_MAX));

@@ -3,9 +3,9 @@
 //! A response that is not streamed returns the prefill share when the prefill should be over by
 //! this rate. Too slow a rate keeps a permit a little longer; too fast a rate lets more long
 //! prompts into prefill than permits allow. A cached prompt looks a hundred times faster than it
-//! is, and a client can send it at will. So each slower prompt lowers the rate, but the rate rises
-//! by at most [`RISE_MAX`] in [`RISE_EVERY`]: a burst of cached prompts moves it by a tenth, and
-//! other prompts bring it back.
+//! is, and a client can send cached prompts at will. So each slower prompt lowers the rate, but the
+//! rate rises by at most [`RISE_MAX`] in [`RISE_EVERY`]: a burst of cached prompts raises it by a
+//! tenth, and other prompts bring it back.
 //!
 //! Two kinds of requests are ignored: short prompts, whose time is mostly fixed cost, and requests
 //! with several prompts, whose first token says nothing about the others.

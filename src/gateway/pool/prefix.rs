@@ -4,9 +4,11 @@
 //! for that engine. A later request that shares them should find them cached, until the engine has
 //! written as many tokens as the KV cache holds (vLLM evicts the least recently used blocks). A
 //! beginning that more than [`HOLDERS`] engines have, or that continues in more than that many
-//! ways, such as a system prompt, counts as known to the whole pool. A conversation still goes to
-//! its engine, because of the part of the prompt that no other shares. Wrong predictions are
-//! forgotten: see [`EngineCache::observe`].
+//! ways, such as a system prompt, counts as cached on every engine of the pool. A conversation
+//! still goes to its engine, because of the part of the prompt that no other conversation shares.
+//! Wrong predictions are forgotten: see [`EngineCache::observe`]. Where an engine publishes events
+//! about the cache, a beginning may be *linked*: it is kept until an event says that the block is
+//! gone (`cache_events.rs`).
 //!
 //! Bounds: two generations of [`GENERATION`] beginnings for each pool, 17 MB, allocated with the
 //! first request. A beginning that is not used while the younger generation fills is forgotten.
@@ -22,7 +24,8 @@ use sluice_core::base::{BackendId, hash_two};
 use sluice_core::openai::PromptPrefix;
 
 const GENERATION: usize = 65_536;
-/// Engines that are remembered for a beginning. If more have it, it counts as known to all.
+/// Engines that are remembered for a beginning. If more engines have the beginning, it counts as
+/// cached on all.
 const HOLDERS: usize = 4;
 /// Tokens that an engine is assumed to keep before it reports the size of its KV cache.
 const KV_TOKENS: u64 = 262_144;
@@ -40,7 +43,7 @@ pub(super) struct EngineCache {
     /// The layout with which the backend appeared, and how often the cache was emptied since.
     emptied: (u64, u64),
     /// A hash of `emptied`, which identifies the cache. Two caches of one backend id, such as the
-    /// caches before and after a restart, have the same hash once in 65,536 times.
+    /// caches before and after a restart, have the same hash once in 32,768 times.
     cache: u16,
     /// Blocks written into this cache; wraps around.
     written: u32,
@@ -48,25 +51,32 @@ pub(super) struct EngineCache {
     blocks: u32,
     /// The share of predicted tokens that the engine had.
     trust: f64,
-    /// The engine has reported cached tokens, so a response without them means none: vLLM leaves
-    /// out a 0 (`--enable-prompt-tokens-details`).
+    /// The engine has reported cached tokens, so a response without a number means 0, which vLLM
+    /// leaves out (`--enable-prompt-tokens-details`).
     reports: bool,
+    /// Events say which blocks the engine writes and removes.
+    followed: bool,
 }
 
-/// When an engine last took a beginning: the cache, and the blocks that it had written.
+/// When an engine last took a beginning: the cache, and the blocks that had been written into it by
+/// then.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     engine: BackendId,
+    /// The hash of the cache, and [`LINKED`].
     cache: u16,
     written: u32,
 }
+
+/// Set in [`Taken::cache`] if an event will say when the engine no longer has the beginning.
+const LINKED: u16 = 1 << 15;
 
 impl EngineCache {
     /// `layout`: the number of the layout with which the backend appears. It keeps apart caches of
     /// reused backend ids.
     pub(super) fn new(layout: u64) -> Self {
-        let (cache, blocks) = (hash_two(layout, 0) as u16, (KV_TOKENS / BLOCK) as u32);
-        Self { emptied: (layout, 0), cache, written: 0, blocks, trust: 1.0, reports: false }
+        let (cache, blocks) = (hash_of(layout, 0), (KV_TOKENS / BLOCK) as u32);
+        Self { emptied: (layout, 0), cache, written: 0, blocks, trust: 1.0, reports: false, followed: false }
     }
 
     /// Sets the size of the KV cache in tokens; 0 without prefix caching.
@@ -74,14 +84,28 @@ impl EngineCache {
         self.blocks = u32::try_from(tokens / BLOCK).unwrap_or(u32::MAX).min(BLOCKS_MAX - 1);
     }
 
-    /// The cache is empty, and another engine may cache less, or report nothing.
+    /// Forgets the cache of an engine that has started again. The engine may now cache less, or
+    /// report nothing.
     pub(super) fn clear(&mut self) {
         self.emptied.1 += 1;
-        (self.cache, self.written) = (hash_two(self.emptied.0, self.emptied.1) as u16, 0);
+        (self.cache, self.written) = (hash_of(self.emptied.0, self.emptied.1), 0);
         (self.trust, self.reports) = (1.0, false);
     }
 
+    /// Sets whether events say what the engine writes. Without them, linked beginnings are kept
+    /// like others.
+    pub(super) fn set_followed(&mut self, followed: bool) {
+        self.followed = followed;
+    }
+
+    /// A request will write `tokens` tokens, as estimated; events count better.
     pub(super) fn write(&mut self, tokens: u64) {
+        if !self.followed {
+            self.wrote(tokens);
+        }
+    }
+
+    pub(super) fn wrote(&mut self, tokens: u64) {
         let blocks = u32::try_from(tokens.div_ceil(BLOCK)).unwrap_or(BLOCKS_MAX);
         self.written = self.written.wrapping_add(blocks);
     }
@@ -93,7 +117,18 @@ impl EngineCache {
 
     /// Whether the engine still has a beginning.
     fn keeps(&self, taken: &Taken) -> bool {
-        self.cache == taken.cache && self.written.wrapping_sub(taken.written) < self.blocks
+        let is_linked = self.followed && taken.cache & LINKED != 0;
+        self.has(taken) && (is_linked || self.written.wrapping_sub(taken.written) < self.blocks)
+    }
+
+    /// Whether the cache was not emptied since the engine took the beginning.
+    fn has(&self, taken: &Taken) -> bool {
+        self.cache == taken.cache & !LINKED
+    }
+
+    /// The cached tokens of a response: a missing number is 0 if the engine reports numbers.
+    pub(super) fn reported(&self, cached: Option<u64>) -> Option<u64> {
+        cached.or(self.reports.then_some(0))
     }
 
     pub(super) fn trust(&self) -> f64 {
@@ -119,6 +154,10 @@ impl EngineCache {
         self.trust = self.trust.max(WEIGHT);
         (had < expected / 2).then_some(had)
     }
+}
+
+fn hash_of(layout: u64, emptied: u64) -> u16 {
+    hash_two(layout, emptied) as u16 & !LINKED
 }
 
 /// The tokens of a prompt that an engine of this trust should have, if it has the first `bytes`.
@@ -157,7 +196,7 @@ struct Holders {
 
 impl Holders {
     /// Another beginning continues this one. A beginning that many prompts share is worth a copy on
-    /// each engine, which costs one prefill; otherwise it would draw all these prompts to one
+    /// each engine, which costs one prefill. Otherwise it would draw all these prompts to one
     /// engine.
     fn continue_differently(&mut self) {
         self.continued = self.continued.saturating_add(1);
@@ -168,7 +207,8 @@ impl Holders {
 
     fn put(&mut self, taken: Taken) {
         if let Some(known) = self.few.iter_mut().find(|known| known.engine == taken.engine) {
-            *known = taken;
+            let linked = if known.cache & !LINKED == taken.cache { known.cache & LINKED } else { 0 };
+            *known = Taken { cache: taken.cache | linked, ..taken };
         } else if self.few.len() == HOLDERS {
             (self.few, self.everywhere) = (SmallVec::new(), true);
         } else if !self.everywhere {
@@ -266,7 +306,7 @@ impl PrefixTable {
             let old = &mut self.old;
             let mut is_new = false;
             let holders = self.young.entry(beginning.hash).or_insert_with(|| {
-                // A beginning that moves is not in both generations.
+                // A beginning that moves to the younger generation leaves the older one.
                 let known = old.remove(&beginning.hash);
                 is_new = known.is_none();
                 known.unwrap_or_default()
@@ -283,6 +323,41 @@ impl PrefixTable {
             before = Some(beginning.hash);
         }
         had
+    }
+
+    /// `backend` has these beginnings, and an event will say when it no longer has them.
+    pub(super) fn link(&mut self, beginnings: &[u64], backend: BackendId, cache: &EngineCache) {
+        let taken = cache.take(backend);
+        for beginning in beginnings {
+            if let Some(holders) = self.known(*beginning) {
+                holders.put(Taken { cache: taken.cache | LINKED, ..taken });
+            }
+        }
+    }
+
+    /// No event will say when `backend` no longer has these beginnings.
+    pub(super) fn unlink(&mut self, beginnings: &[u64], backend: BackendId) {
+        for beginning in beginnings {
+            let of_backend = |taken: &&mut Taken| taken.engine == backend;
+            if let Some(taken) = self.known(*beginning).and_then(|found| found.few.iter_mut().find(of_backend)) {
+                taken.cache &= !LINKED;
+            }
+        }
+    }
+
+    /// `backend` no longer has these beginnings, except where it got them again since.
+    pub(super) fn remove(&mut self, beginnings: &[u64], backend: BackendId) {
+        for beginning in beginnings {
+            let Some(holders) = self.known(*beginning) else { continue };
+            holders.few.retain(|taken| taken.engine != backend || taken.cache & LINKED == 0);
+            if holders.everywhere {
+                (holders.everywhere, holders.continued) = (false, 0);
+            }
+        }
+    }
+
+    fn known(&mut self, beginning: u64) -> Option<&mut Holders> {
+        self.young.get_mut(&beginning).or_else(|| self.old.get_mut(&beginning))
     }
 
     /// `backend` had only the first `bytes` of a prompt.

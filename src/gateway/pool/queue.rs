@@ -3,8 +3,8 @@
 //! - Configured order: `fifo` by arrival; `shortest_first` by `arrival + aging x prompt tokens`, a
 //!   virtual deadline. Both terms are fixed at arrival, so a sorted map suffices. The priority
 //!   comes first (lower is earlier, as in vLLM).
-//! - Order of entry: for requests that have been overtaken often enough (`dispatch.rs`), of any
-//!   priority and length.
+//! - Order of entry: for requests that have reached the overtaking limit (`dispatch.rs`), whatever
+//!   their priority and length.
 //!
 //! Three lanes: prompts that need a permit in this pool, large prompts of requests with an owner,
 //! and the rest. When a backend has no permit left, or an owner's prefill share there is used up, a
@@ -48,7 +48,7 @@ pub struct QueuePosition {
 }
 
 impl QueuePosition {
-    /// The order of entry, over all queues.
+    /// The number of the request in the order of entry, over all queues.
     pub fn serial(&self) -> u64 {
         self.serial
     }

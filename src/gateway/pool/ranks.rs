@@ -11,7 +11,7 @@ use super::health::{Phase, Verdict};
 use super::state::{AdmissionState, Wakers};
 use sluice_core::base::{BackendId, PoolId};
 
-/// The backends of a server; most have one.
+/// The backends of a server; most servers have one.
 pub(super) type Ranks = SmallVec<[BackendId; 4]>;
 
 impl AdmissionState {

@@ -10,8 +10,8 @@
 //! | at least two origins failed, and at least half of all | the engine |
 //! | otherwise | the failing clients: the engine serves the others |
 //!
-//! Bounds: [`ORIGINS_MAX`] origins; the one whose latest request ended first is forgotten. Time is
-//! a parameter.
+//! Bounds: [`ORIGINS_MAX`] origins. A further one replaces the origin whose latest request ended
+//! first. Time is a parameter.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ impl RecentOrigins {
         self.since(RECENT, now).any(|known| known.origin == origin && known.failed)
     }
 
-    /// Whether another origin is served here.
+    /// Whether the latest request of another origin succeeded here.
     pub(super) fn serves_another(&self, origin: Origin, now: Instant) -> bool {
         self.since(RECENT, now).any(|known| known.origin != origin && !known.failed)
     }

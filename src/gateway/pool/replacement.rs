@@ -26,7 +26,7 @@ pub enum Irreplaceable {
         used: u64,
         /// Slots of the other backends.
         room: u64,
-        /// The share of the slots that may be in use.
+        /// The percentage of these slots that may be in use.
         headroom_percent: u32,
     },
 }
@@ -47,8 +47,7 @@ pub struct Replacement<'a> {
 impl Replacement<'_> {
     /// Checks that other backends can carry the load. `names`: the models of a backend.
     ///
-    /// # Errors
-    /// The models that they do not serve, or how full they are.
+    /// # Errors The models that the other backends do not serve, or how full these backends are.
     pub fn check(&self, views: &[PoolView], names: impl Fn(&BackendView) -> Vec<String>) -> Result<(), Irreplaceable> {
         let reachable = |view: &&PoolView| *view.name == *self.pool || self.spill.contains(&&*view.name);
         let mut members = views.iter().filter(|view| *view.name == *self.pool).flat_map(|view| &view.backends);

@@ -18,10 +18,10 @@ use sluice_core::openai::PromptPrefix;
 /// A request for a lease.
 #[derive(Clone, Debug)]
 pub struct AdmissionRequest {
-    /// The pool layout by which the request was classified. If no backend can take it and a reload
-    /// has changed the layout, it is classified again.
+    /// The pool layout by which the request was classified. If no backend can take the request and
+    /// a reload has changed the layout, the request is classified again.
     pub layout: u64,
-    /// The pool for the prompt length.
+    /// The home pool, which classification chose.
     pub home: PoolId,
     /// Pools to which the request may spill, in order of preference.
     pub spill: SmallVec<[PoolId; 2]>,
@@ -37,7 +37,7 @@ pub struct AdmissionRequest {
     /// When the request began to wait for this lease: when it was received, or when it had to be
     /// repeated. `queue.timeout` counts from here.
     pub since: Instant,
-    /// The beginnings of the prompt, to find engines that have them.
+    /// The beginnings of the prompt, to find engines that have them in the prefix cache.
     pub prefix: Arc<PromptPrefix>,
     /// The LoRA adapter that the request needs.
     pub adapter: Option<ModelKey>,

@@ -2,17 +2,17 @@
 //! anywhere.
 //!
 //! A request that does not fit delays no others: they pass it wherever they fit. So that it is
-//! still served, the backend with the least to finish is reserved for it:
+//! still served, the backend on which the least capacity must become free is reserved for it:
 //!
-//! - At once, other requests go to other backends as long as these have room.
+//! - From then on, other requests go to other backends as long as these have room.
 //! - Once the wide request has reached the *overtaking limit* (`dispatch.rs`), later requests get
 //!   no room there until it has slots and tokens. Of different owners in one pool, requests of an
 //!   owner that has attained less still go first (`owners.rs`).
 //!
 //! So at most `overtakers_max` requests pass it, and then it waits for the requests that run there.
-//! It takes any backend that has room earlier. Bounds: one reservation per waiter, one reserved
-//! backend per pool. A reservation holds no capacity and is judged at each use, so reloads and
-//! health need no undo.
+//! If another backend has room earlier, the wide request takes that one. Bounds: one reservation
+//! per waiter, one reserved backend per pool. A reservation holds no capacity and is judged at each
+//! use, so a reload or a change of health need not undo it.
 
 use smallvec::SmallVec;
 
@@ -32,7 +32,7 @@ impl AdmissionState {
         valid.then_some(reservation)
     }
 
-    /// Whether `backend` is kept from a waiter, in favour of one that is served before it.
+    /// Whether `backend` is kept from a waiter, in favour of another waiter that is served first.
     pub(super) fn is_kept_from(&self, backend: BackendId, waiter: &Waiter) -> bool {
         let Some(pool) = self.backend(backend).map(|b| b.pool) else { return false };
         let before = |reservation: &Reservation| {
@@ -48,9 +48,9 @@ impl AdmissionState {
     }
 
     /// Whether a wide waiter is served before another one. Of two waiters of one owner, or of
-    /// different pools, the one that entered first. Of two waiters of different owners of a pool,
-    /// the one whose owner has attained no more, so that wide requests get no more than a fair
-    /// share.
+    /// different pools, the one that entered first goes first. Of two waiters of different owners
+    /// of a pool, the one whose owner has attained no more goes first, so that wide requests get no
+    /// more than a fair share.
     fn is_served_before(&self, wide: &Waiter, other: &Waiter) -> bool {
         let (one, two) = (&wide.request, &other.request);
         match one.home == two.home && one.owner() != two.owner() {
@@ -79,9 +79,9 @@ impl AdmissionState {
         })
     }
 
-    /// Reserves the backend with the least to finish before a waiter fits, in the first of the
-    /// waiter's pools that can take it at all. Does nothing if that pool's reservation belongs to a
-    /// waiter that is served before this one.
+    /// Reserves the backend on which the least capacity must become free before a waiter fits, in
+    /// the first of the waiter's pools that can take it at all. Does nothing if that pool's
+    /// reservation belongs to a waiter that is served before this one.
     pub(super) fn reserve(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiting(id) else { return };
         let serial = waiter.key.serial();

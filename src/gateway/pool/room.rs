@@ -10,8 +10,8 @@
 //! With few open backends a choice compares all ([`policy::compared`](super::policy::compared)).
 //! With more it compares the engines that have most of the prompt cached, the last runner-up, and
 //! the first few of a random walk ([`Positions::walk`]); if none has room, the walk continues. On
-//! 32 engines of two kinds, six with a runner-up are as good as sixteen; six without a runner-up
-//! are 30 % worse.
+//! 32 engines of two kinds, comparing six with a runner-up is as good as comparing sixteen;
+//! comparing six without a runner-up is 30 % worse.
 
 use smallvec::SmallVec;
 

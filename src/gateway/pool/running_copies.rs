@@ -55,7 +55,7 @@ impl RunningCopies {
         self.0.iter_mut().filter(|copy| copy.serial == serial).for_each(|copy| copy.decodes = true);
     }
 
-    /// Cuts the latest copies until a request has room next to the others.
+    /// Cuts the latest copies until a request has room next to the remaining copies.
     pub(super) fn make_room(&mut self, used: &CapacityUsage, limits: &BackendLimits, need: &Need) {
         while !self.0.is_empty() && !self.fit(used, limits, need) {
             self.0.pop();

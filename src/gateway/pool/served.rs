@@ -4,14 +4,14 @@
 //! and the routes. They are read from the engine; a refusal corrects them until the next reading.
 //! An unknown fact excludes nothing.
 //!
-//! A request [wants](Wants) only facts that some engine of its pools has. A name that no engine
-//! lists may be new, so any engine may be asked, and the client gets the engine's answer. Estimated
-//! lengths are no reason to refuse: if no engine surely takes the prompt, the one with the highest
-//! limit is asked.
+//! A request [wants](Wants) only facts that some engine of its pools has, until an engine refuses
+//! the request. A name that no engine lists may be new, so any engine may be asked, and the client
+//! gets the engine's answer. Estimated lengths are no reason to refuse: if no engine surely takes
+//! the prompt, the one with the highest limit is asked.
 //!
-//! If all engines that a pool's requests may use have the same facts ([`Facts::same`]), none of
-//! this is looked at. Bounds: [`DENIED_MAX`] denied names of an engine without a list; the prober
-//! bounds lists.
+//! If all engines that a pool's requests may use have the same facts ([`Facts::same`]), admission
+//! skips all this. Bounds: [`DENIED_MAX`] denied names of an engine without a list; the prober
+//! bounds the length of lists.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use smallvec::SmallVec;
 
 use sluice_core::openai::Route;
 
-/// Denied names that are remembered for an engine without a list, the latest ones.
+/// The most denied names that are remembered for an engine without a list. The oldest are
+/// forgotten.
 const DENIED_MAX: usize = 64;
 
 /// Percentage of an engine's context limit up to which an estimated prompt surely fits.
@@ -76,7 +77,7 @@ pub enum Served {
     Unknown,
     /// The engine has no readable list. It counts as serving every name except the denied ones.
     Unreadable {
-        /// Names that it denied since the last attempt to read the list.
+        /// Names that the engine denied since the last attempt to read the list.
         denied: SmallVec<[ModelKey; 4]>,
     },
     /// The hashes of the listed names, sorted.
@@ -101,7 +102,7 @@ impl Served {
         matches!(self, Self::List(keys) if keys.binary_search(&key).is_ok())
     }
 
-    /// Whether nothing says that the engine does not serve the name.
+    /// Whether the engine may serve the name: neither the list nor a refusal excludes it.
     pub(super) fn has(&self, key: ModelKey) -> bool {
         match self {
             Self::Unknown => true,
@@ -159,7 +160,7 @@ impl Facts {
         self.max_model_len.unwrap_or(u64::MAX)
     }
 
-    /// Whether the engine can serve a request that wants this.
+    /// Whether the engine can serve a request with these wants.
     pub(super) fn meets(&self, wants: &Wants) -> bool {
         self.length() >= wants.length
             && wants.model.is_none_or(|key| self.served.has(key))
@@ -193,13 +194,13 @@ impl Facts {
 /// Why an engine refused a request that another one may serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
-    /// It does not serve the model.
+    /// The engine does not serve the model.
     Model(ModelKey),
-    /// It does not have the route.
+    /// The engine does not have the route.
     Route(Route),
     /// The prompt is longer than the context limit; the limit, if the engine has named it.
     Length(Option<u64>),
-    /// It does not have the data-parallel rank.
+    /// The engine does not have the data-parallel rank.
     Rank,
 }
 
@@ -215,19 +216,19 @@ pub struct Asks {
     pub prompt_tokens: u64,
     /// Output tokens that the client permits.
     pub output_tokens: u64,
-    /// An engine with this context limit has refused the request as too long: only a higher limit
-    /// can serve it.
+    /// An engine with this context limit has refused the request as too long, so only an engine
+    /// with a higher limit can serve it.
     pub longer_than: Option<u64>,
-    /// An engine without the route or path has refused the request: only an engine that has it can
-    /// serve it.
+    /// An engine without the route or path has refused the request, so only an engine that has the
+    /// route can serve it.
     pub needs_route: bool,
 }
 
 impl Asks {
     /// The context limit to want, given the highest limit `longest`: one that surely takes the
-    /// prompt and does not refuse `max_tokens`; otherwise one that takes the prompt; otherwise
-    /// `longest`. vLLM shortens an output that does not fit behind the prompt, so their sum does
-    /// not matter.
+    /// prompt and does not refuse `max_tokens`; otherwise one that surely takes the prompt;
+    /// otherwise `longest`. vLLM shortens an output that does not fit behind the prompt, so their
+    /// sum does not matter.
     fn length(&self, longest: u64) -> u64 {
         let prompt = self.prompt_tokens.saturating_mul(100) / SURE_PERCENT;
         [prompt.max(self.output_tokens), prompt].into_iter().find(|length| *length <= longest).unwrap_or(longest)
@@ -263,8 +264,8 @@ impl Wants {
         *self == Self::default()
     }
 
-    /// The wants of a request, given the facts of its engines and whether each may be chosen now:
-    /// only facts that one of them has.
+    /// The wants of a request, given the facts of its engines and whether each may be chosen now.
+    /// Before a refusal, these are only facts that one of the engines has.
     pub(super) fn of<'a, I>(asks: &Asks, engines: impl Fn() -> I) -> Self
     where
         I: Iterator<Item = (&'a Facts, bool)>,

@@ -22,8 +22,9 @@ pub enum Cordon {
     Starting,
     /// The engine does not run and is not about to start. No request waits for it.
     Down,
-    /// The engine was stopped for lack of demand. A request waits for it only if none of its pools
-    /// has an engine and its home pool holds requests until one is started.
+    /// The engine was stopped for lack of demand. A request waits for it only if none of the
+    /// request's pools has an engine in rotation and the home pool holds requests until one is
+    /// started.
     Idle,
 }
 
@@ -55,7 +56,7 @@ impl Service {
         if self.closed && self.own_cordon == Cordon::Open { Cordon::Draining } else { self.own_cordon }
     }
 
-    /// Whether the backend is configured and not drained by the operator: the engine may be away.
+    /// Whether the backend is configured and not drained by the operator. The engine may be away.
     pub(super) fn is_wanted(&self) -> bool {
         !self.draining && !self.removed
     }

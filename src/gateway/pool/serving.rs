@@ -3,10 +3,10 @@
 //! The wants of a request are determined when it enters, and for every waiter when facts change:
 //! the request then goes to an engine that serves it now. If the last engine that listed the model
 //! drops it, and no other engine may serve it, the request is refused at once. An engine that
-//! starts, drains or must be read again may serve every model.
+//! starts, drains or must be read again counts as serving every model.
 //!
 //! Bounds: a reading looks once at every waiter of the pools that reach the engine; a refusal of a
-//! model or a route only at waiters with it.
+//! model or a route looks only at waiters that ask for it.
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
@@ -25,8 +25,8 @@ impl Admission {
     /// Takes over the models that an engine lists, by a reading that began at `begun`. If the
     /// engine reports no context limit, the known one is kept.
     ///
-    /// While the engine starts or drains, a reading does not replace an earlier one: LoRA adapters
-    /// may not be loaded yet. The engine is read again until it serves.
+    /// While the engine starts or drains, a reading does not replace an earlier one, because LoRA
+    /// adapters may not be loaded yet. The engine is read again until it serves.
     pub fn set_served(&self, backend: BackendId, served: Served, max_model_len: Option<u64>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
@@ -37,8 +37,8 @@ impl Admission {
         });
     }
 
-    /// Takes over the routes that an engine lists, by a reading that began at `begun`; `None`: it
-    /// lists none.
+    /// Takes over the routes that an engine lists, by a reading that began at `begun`; `None`: the
+    /// engine has no such list.
     pub fn set_routes(&self, backend: BackendId, routes: Option<RouteSet>, begun: Instant) {
         self.shared.update(|state, wakers| {
             let Some(found) = state.backend_mut(backend) else { return };
@@ -74,8 +74,8 @@ impl Admission {
     }
 
     /// Whether an engine of the request's pools would serve it once the engine is there and has
-    /// room, according to the engines. Engines that are down or idle, and engines that the request
-    /// avoids, do not count.
+    /// room, according to the facts that engines reported. Engines that are down or idle, and
+    /// engines that the request avoids, do not count.
     pub fn may_serve_later(&self, request: &AdmissionRequest) -> bool {
         let state = self.shared.lock();
         let members = request.pools().flat_map(|pool| state.members(pool));
@@ -90,7 +90,7 @@ impl Admission {
 
 impl Lease {
     /// The engine has refused the request because of a model, a route, a length or the rank. The
-    /// refusal counts until the next reading, which is soon; a refusal of a route counts for some
+    /// refusal counts until the next reading, which is soon. A refusal of a route counts for some
     /// seconds.
     pub fn refused_by_engine(&self, lack: Lack, now: Instant) {
         self.shared().update(|state, wakers| state.correct(self.backend(), lack, now, wakers));
@@ -143,8 +143,8 @@ impl AdmissionState {
     }
 
     /// Determines the wants of a pool's waiters again; after a refusal of a model or a route, only
-    /// of waiters with it. `before`: the models that the engine served before. Returns whether a
-    /// waiter has left, or wants have changed.
+    /// of waiters that ask for it. `before`: the models that the engine served before. Returns
+    /// whether a waiter has left, or wants have changed.
     pub(super) fn reconsider_waiters(
         &mut self,
         home: PoolId,

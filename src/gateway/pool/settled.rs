@@ -2,7 +2,8 @@
 //!
 //! A request counts from [`AFTER`] ticks after the first token of its stream was seen, until the
 //! end of the stream is seen, or until the client keeps it waiting, because then the end may be
-//! seen late. It counts as one sequence, because some of several may end early.
+//! seen late. A request with several sequences counts as one sequence, because the others may end
+//! early.
 //!
 //! Time comes as ticks ([`Settled::tick`]), at least [`TICK`] apart; without them nothing counts.
 //! The end of a request takes a few instructions under a lock that is held anyway. Bound: [`TICKS`]

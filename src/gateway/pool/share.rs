@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::capacity::{BackendLimits, CapacityUsage};
 
-/// Stands for no limit: above every limit, and a sum of a few does not overflow.
+/// Stands for no limit. It is above every limit, but a sum of a few does not overflow.
 const UNLIMITED: u64 = u64::MAX / 8;
 const UNLIMITED_SLOTS: u32 = u32::MAX / 8;
 
@@ -25,7 +25,7 @@ pub struct Share {
     pub permits: u32,
 }
 
-/// When shares that are not renewed end, and by which clock.
+/// When shares that are not renewed end, and the clock for this.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareEnd {
     /// From then on nothing is admitted.

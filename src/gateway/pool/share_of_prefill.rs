@@ -7,13 +7,14 @@
 //! - On one engine it has at most `s x` [`AHEAD`] prompt tokens to compute, or a single prompt.
 //! - Its large prompts are on at most `max(1, floor(s x N))` engines at a time.
 //! - While the small prompts of all owners on one engine come to [`QUEUED`] tokens, only owners
-//!   with fewer running requests than `s` of all send further prompts to that engine.
+//!   that have less than their share `s` of all running requests send further prompts to that
+//!   engine.
 //!
 //! With two owners and two engines, one engine is always free of the large prompts of either, and
 //! `least_work` places the other owner's small prompts there. One prompt keeps an engine busy, so
-//! this costs little throughput. Prefill is kept only for owners that had requests a moment ago
-//! (`owners/presence.rs`). An owner alone has no bound. Bound: one entry per engine with a prompt
-//! in prefill.
+//! this costs little throughput. Room for prefill is kept only for owners that had requests a
+//! moment ago (`owners/presence.rs`). An owner alone has no bound. Bound: one entry per engine with
+//! a prompt in prefill.
 
 use smallvec::SmallVec;
 
@@ -107,7 +108,7 @@ impl PrefillUse {
         let here = self.0.iter().find(|on| on.backend == backend);
         let tokens = here.map_or(u64::MAX, |on| ((share * AHEAD) as u64).max(LARGE_PROMPT).saturating_sub(on.tokens));
         let with_large = self.0.iter().filter(|on| on.large > 0).count();
-        // A share of a third of three engines is one engine, despite the last bit of the product.
+        // A third of three engines is one engine, despite the rounding of the product.
         let most = ((share * engines as f64 + 1e-9) as usize).max(1);
         Allowance { tokens, large: here.is_some_and(|on| on.large > 0) || with_large < most }
     }

@@ -54,7 +54,7 @@ impl SharedState {
         self.state.lock().backend_mut(backend).map(change)
     }
 
-    /// `seen`: the first token of a stream itself was seen.
+    /// `seen`: the first token of a stream was seen, so the engine surely has the request.
     pub(super) fn end_prefill(
         &self,
         backend: BackendId,
@@ -79,6 +79,7 @@ impl SharedState {
 
     pub(super) fn observe_cached(&self, grant: &Grant, prompt_tokens: u64, cached: Option<u64>) {
         let mut state = self.state.lock();
+        state.report_served(grant, prompt_tokens, cached);
         let expected = grant.allocation.cached_tokens();
         let had = state.backend_mut(grant.backend).and_then(|found| found.cache.observe(expected, cached));
         if let Some(had) = had

@@ -23,13 +23,13 @@ pub struct PoolRules {
     pub queue_length: usize,
     /// The longest wait, from the arrival of the request, or from when it has to be repeated.
     pub queue_timeout: Duration,
-    /// The longest wait while no backend is in rotation, where engines are started for requests
-    /// that wait; `None`: such requests wait like others.
+    /// The longest wait while no backend is in rotation, if waiting requests cause the start of an
+    /// engine; `None`: such requests wait like others.
     pub hold: Option<Duration>,
     /// The order of waiters.
     pub order: QueueOrder,
-    /// Whether the engines schedule by priority; `None`: as each has said
-    /// ([`Admission::set_by_priority`]), otherwise not.
+    /// Whether the engines schedule by priority; `None`: as the flags of each engine say
+    /// ([`Admission::set_by_priority`]), and not if these are unknown.
     ///
     /// [`Admission::set_by_priority`]: super::Admission::set_by_priority
     pub by_priority: Option<bool>,

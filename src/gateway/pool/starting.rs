@@ -52,7 +52,7 @@ impl AdmissionState {
             let ready_at = match backend.service.cordon() {
                 Cordon::Starting => backend.service.ready_at,
                 Cordon::Draining => None,
-                // A stopped engine says nothing about starting ones.
+                // A stopped engine counts only if no engine is starting.
                 Cordon::Idle => {
                     let takes = backend.service.start_takes;
                     idle = Some(EnginesStarting { ready_at: None, takes });
@@ -88,8 +88,8 @@ impl AdmissionState {
         self.pools.get(pool.index()).is_some_and(|found| found.rules.hold.is_some()) && self.may_get_an_engine(&[pool])
     }
 
-    /// Whether no backend of these pools is in rotation, but one may come. A pool of pods that has
-    /// no pod has no backend.
+    /// Whether no backend of these pools is in rotation, but one may come. That includes pools
+    /// without backends, because a pool of pods has none while it has no pod.
     fn may_get_an_engine(&self, pools: &[PoolId]) -> bool {
         let members = || pools.iter().flat_map(|pool| self.members(*pool)).filter_map(|id| self.backend(*id));
         let comes = |backend: &BackendState| backend.service.is_wanted() && backend.service.cordon() != Cordon::Down;

@@ -80,7 +80,7 @@ pub(super) struct Waiter {
     /// allocation, and the seconds of prefill ahead.
     pub(super) outcome: Option<WaitResult<(BackendId, Allocation, f64)>>,
     pub(super) waker: Option<Waker>,
-    /// The count, when the waiter entered, of grants that may overtake it.
+    /// The number of counted grants when the waiter entered. Later grants may have overtaken it.
     pub(super) grants_before: u64,
     /// No request that arrives later than this overtakes the waiter.
     pub(super) not_overtaken_after: Instant,
@@ -204,8 +204,8 @@ impl AdmissionState {
         self.grant_at_once(&preferred, &request)
     }
 
-    /// The limit that keeps a request from every pool it may use, even from empty backends; of
-    /// several, the largest.
+    /// The limit that keeps a request from every pool it may use, even from empty backends. Returns
+    /// the largest of these limits.
     pub(super) fn too_large(&self, request: &AdmissionRequest) -> Option<TooLarge> {
         let pools = request.pools().filter(|pool| !self.is_removed(*pool));
         let mut exceeded: SmallVec<[Option<TooLarge>; 4]> =
@@ -305,6 +305,7 @@ impl AdmissionState {
             ahead,
             by_priority: self.pools[found.pool.index()].rules.by_priority.unwrap_or(found.engine.by_priority),
             prefix: Arc::clone(&request.prefix),
+            session: self.new_session(backend),
         })
     }
 
@@ -340,8 +341,8 @@ impl AdmissionState {
         id
     }
 
-    /// The outcome of a wait; `None` while the waiter waits: then `waker` is called when that
-    /// changes.
+    /// The outcome of a wait; `None` while the waiter waits. In that case `waker` is called when
+    /// the wait ends.
     pub(super) fn poll_waiter(&mut self, id: WaiterId, waker: &Waker) -> Option<WaitResult<Box<Grant>>> {
         let outcome = self.take_outcome(id);
         if outcome.is_none()

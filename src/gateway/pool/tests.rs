@@ -1,6 +1,6 @@
 //! Admission as a whole.
 //!
-//! Rules are tested by example, conservation by property.
+//! Rules are tested by examples, and the conservation of capacity by a property.
 
 mod conservation;
 mod copies;
@@ -13,6 +13,7 @@ mod large;
 mod origins;
 mod overtaking;
 mod prefixes;
+mod cache_events;
 mod ranks;
 mod replacement;
 mod serving;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::bounds::LearnedTokens;
 use super::breaker::RecentAnswers;
+use super::cache_events::EventsView;
 use super::capacity::{BackendLimits, CapacityUsage};
 use super::fair_owner::OwnerView;
 use super::health::{Phase, RefusedGateway};
@@ -20,7 +21,7 @@ use super::state::AdmissionState;
 use sluice_config::Address;
 use sluice_core::base::{BackendId, PoolId};
 
-/// Owners of one pool in a view.
+/// The most owners of one pool in a view.
 pub const OWNERS_SHOWN: usize = 64;
 
 /// A request that waits.
@@ -105,6 +106,8 @@ pub struct BackendView {
     pub facts_due: bool,
     /// The routes must be read: an engine of the pool has refused a route.
     pub routes_due: bool,
+    /// The engine's events about the prefix cache; `None`: they are not followed.
+    pub events: Option<EventsView>,
 }
 
 impl BackendView {
@@ -225,6 +228,7 @@ impl AdmissionState {
                     max_model_len: b.engine.facts.max_model_len,
                     facts_due: b.engine.facts_due,
                     routes_due: b.engine.routes_due,
+                    events: b.events.as_ref().map(|follower| follower.view),
                 };
                 (b.place.position, view)
             })

@@ -10,8 +10,8 @@ use std::time::Duration;
 use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
+use super::client_handle::ClientHandle;
 use super::http2;
-use super::socket::ClientHandle;
 use sluice_config::Config;
 
 /// How long the end of a request may take before the connection is closed.

@@ -26,6 +26,7 @@ use tokio::time::{Instant, timeout};
 
 use super::after::{self, LINGER, LINGER_CLOSING, Next, SETTLE, end, peer, shown};
 use super::body::{self, BodyError, MinRate};
+use super::client_handle::ClientHandle;
 use super::clients::ClientLimits;
 use super::cors::{self, CrossOrigin};
 use super::decode::{self, Coding};
@@ -35,7 +36,6 @@ use super::head::{self, HeadTimes, NoHead, too_many};
 use super::headers::{self, RequestIds};
 use super::local::{self, LocalResponse, LocalRoutes};
 use super::proxy_flow::{ProxyFlow, refuse_head};
-use super::socket::ClientHandle;
 use super::trust;
 use super::tunnel;
 use crate::flow::keys::ApiKey;
@@ -355,11 +355,12 @@ impl Gateway {
                     if self.flow.is_closing() || self.flow.is_handed_over() {
                         session.set_keepalive(None);
                     }
-                    self.serve(&mut session, shutdown).await
+                    // Boxed, as below: a connection that waits for a request needs no room for one.
+                    Box::pin(self.serve(&mut session, shutdown)).await
                 }
                 Err(NoHead::Closed) => return None,
                 Err(NoHead::Refused(refusal)) => {
-                    refuse_head(&mut session, &refusal, &self.flow).await;
+                    Box::pin(refuse_head(&mut session, &refusal, &self.flow)).await;
                     Next::Close { linger: LINGER }
                 }
             };
@@ -369,7 +370,7 @@ impl Gateway {
             }
             after::end_stream(&mut session).await;
             let mut settings = HttpPersistentSettings::for_session(&session);
-            let (stream, ahead) = timeout(SETTLE, session.finish()).await.ok()?.ok()??.into_parts();
+            let (stream, ahead) = timeout(SETTLE, Box::pin(session.finish())).await.ok()?.ok()??.into_parts();
             if let Some(client) = ClientHandle::below(&stream) {
                 client.state.next_request(ahead.as_deref().unwrap_or_default());
             }

@@ -5,7 +5,8 @@
 //!
 //! A client that accepts no byte for `timeouts.send` counts as disconnected. pingora's own limit on
 //! an HTTP/2 write is for all of its bytes together, which would cut a client that reads slowly, so
-//! this file writes the body of a stream itself.
+//! this file writes the body of a stream itself. It also writes chunks itself, except with TLS:
+//! pingora would need four times the instructions.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -16,20 +17,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::SendStream;
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
-use http::{StatusCode, Version};
+use http::{Method, StatusCode, Version};
 use pingora::http::ResponseHeader;
 use pingora::protocols::http::ServerSession;
 use tokio::time::timeout;
 
+use super::client_handle::{Chunk, ClientHandle};
 use super::cors::CrossOrigin;
-use super::socket::{ClientHandle, SocketState};
-use super::{headers, http2};
+use super::http2;
+use super::socket::SocketState;
 use crate::flow::{ClientGone, Downstream, ResponseHead};
 
 pub(super) struct DownstreamConnection<'a> {
     session: &'a mut ServerSession,
     origin: CrossOrigin,
     sized: bool,
+    /// Whether the body is sent in chunks.
+    chunked: bool,
     finished: bool,
     aborted: bool,
     pause: Duration,
@@ -41,7 +45,8 @@ pub(super) struct DownstreamConnection<'a> {
 impl<'a> DownstreamConnection<'a> {
     pub(super) fn new(session: &'a mut ServerSession, origin: CrossOrigin, pause: Duration) -> Self {
         let socket = ClientHandle::of(session).map(|client| Arc::clone(client.state));
-        Self { session, origin, sized: false, finished: false, aborted: false, pause, socket, stream: None }
+        let [sized, chunked, finished, aborted] = [false; 4];
+        Self { session, origin, sized, chunked, finished, aborted, pause, socket, stream: None }
     }
 
     /// While corked, writes are held back, because more bytes follow at once.
@@ -66,21 +71,22 @@ impl<'a> DownstreamConnection<'a> {
 impl Downstream for DownstreamConnection<'_> {
     async fn head(&mut self, head: ResponseHead) -> Result<(), ClientGone> {
         let mut headers = head.headers;
-        headers::remove_hop_by_hop(&mut headers);
         std::mem::take(&mut self.origin).apply(&mut headers);
-        let version = self.session.req_header().version;
+        let request = self.session.req_header();
         let bodyless = head.status == StatusCode::NO_CONTENT || head.status == StatusCode::NOT_MODIFIED;
-        if version == Version::HTTP_11 && !bodyless && !headers.contains_key(CONTENT_LENGTH) {
-            headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-        }
         self.sized = headers.contains_key(CONTENT_LENGTH);
+        if request.version == Version::HTTP_11 && !bodyless && !self.sized {
+            headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            self.chunked = request.method != Method::HEAD;
+        }
         let (mut parts, ()) = http::Response::new(()).into_parts();
         parts.status = head.status;
         parts.headers = headers;
         // Head and body are sent together.
         self.cork(true);
         let (socket, pause) = (self.socket.as_deref(), self.pause);
-        send(self.session.write_response_header(Box::new(ResponseHeader::from(parts))), socket, pause).await?;
+        let sending = self.session.write_response_header(Box::new(ResponseHeader::from(parts)));
+        Box::pin(send(sending, socket, pause)).await?;
         if let ServerSession::H2(session) = &mut *self.session {
             self.stream = session.take_response_body_writer();
         }
@@ -91,8 +97,21 @@ impl Downstream for DownstreamConnection<'_> {
         if let Some(stream) = &mut self.stream {
             return write(stream, bytes, self.pause).await;
         }
+        if self.chunked
+            && !(more || bytes.is_empty())
+            && let Some(client) = ClientHandle::of(self.session).filter(|client| client.is_direct)
+        {
+            let mut chunk = Chunk::of(&bytes);
+            return match client.try_send(&mut chunk) {
+                Ok(true) => Ok(()),
+                Ok(false) => Box::pin(send(client.send(chunk), self.socket.as_deref(), self.pause)).await,
+                Err(_) => Err(ClientGone),
+            };
+        }
         self.cork(more);
-        send(self.session.write_response_body(bytes, false), self.socket.as_deref(), self.pause).await
+        // pingora's writes are boxed: each open stream would have room for their state, 1.6 KB.
+        let sending = self.session.write_response_body(bytes, false);
+        Box::pin(send(sending, self.socket.as_deref(), self.pause)).await
     }
 
     async fn finish(&mut self) -> Result<(), ClientGone> {
@@ -101,7 +120,7 @@ impl Downstream for DownstreamConnection<'_> {
         } else {
             self.cork(false);
             let sending = self.session.write_response_body(Bytes::new(), true);
-            send(sending, self.socket.as_deref(), self.pause).await?;
+            Box::pin(send(sending, self.socket.as_deref(), self.pause)).await?;
         }
         self.finished = true;
         Ok(())

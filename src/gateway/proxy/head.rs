@@ -32,7 +32,7 @@ use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use tokio::time::{Instant, sleep};
 
-use super::socket::ClientHandle;
+use super::client_handle::ClientHandle;
 use sluice_config::limits::{MAX_HEADER_BYTES, RETRY_AFTER_MIN};
 use sluice_core::openai::{Refusal, ShedReason};
 
@@ -75,7 +75,13 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
     let mut timer = pin!(sleep(times.idle));
     let mut begun = false;
     let read = {
-        let mut reading = pin!(session.read_request());
+        let mut reading = pin!(async {
+            // pingora allocates its buffer of 4 KB before it waits.
+            if let Some(client) = ClientHandle::of(session).filter(|client| client.is_drained && !state.has_begun()) {
+                client.readable().await;
+            }
+            session.read_request().await
+        });
         loop {
             // Polling `reading` sets the flag, so the flag is checked in the same poll.
             let first = poll_fn(|_| if state.has_begun() { Poll::Ready(()) } else { Poll::Pending });

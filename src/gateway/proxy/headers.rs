@@ -17,10 +17,8 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
-use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, HOST, HeaderName,
-    HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{AUTHORIZATION, CONNECTION, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use crate::flow::keys::{ApiKey, KeyError};
 use crate::flow::{PRIORITY, RequestTrace, RoutingTable};
@@ -28,12 +26,9 @@ use sluice_config::{Config, limits};
 use sluice_core::base::{Rng, hash_two};
 use sluice_core::openai::{ErrorFormat, Refusal, invocation};
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const NO_CONTINUE: HeaderName = HeaderName::from_static("x-sluice-no-continue");
 const X_VLLM_PRIORITY: HeaderName = HeaderName::from_static(PRIORITY);
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
@@ -42,20 +37,36 @@ pub(super) const CREDENTIALS: [HeaderName; 3] = [AUTHORIZATION, X_API_KEY, API_K
 /// The most credentials of a request that are looked up; each is hashed once.
 const CREDENTIALS_MAX: usize = 8;
 
-static HOP_BY_HOP: [HeaderName; 10] = [
-    CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    HeaderName::from_static("http2-settings"),
-];
+fn is_hop_by_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+            | "http2-settings"
+    )
+}
+
+/// Whether a header is set anew for the engine, was handled by the gateway, or is refused.
+fn is_own(name: &str) -> bool {
+    matches!(
+        name,
+        "host" | "content-length" | "content-encoding" | "expect" | "accept-encoding" | "x-data-parallel-rank"
+    )
+}
 
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    remove_named_by_connection(headers);
+    remove_where(headers, is_hop_by_hop);
+}
+
+fn remove_named_by_connection(headers: &mut HeaderMap) {
     if headers.contains_key(CONNECTION) {
         let named: Vec<HeaderName> = headers
             .get_all(CONNECTION)
@@ -68,8 +79,12 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
             headers.remove(name);
         }
     }
-    // Usually no such header is left, and comparing names costs less than hashing ten.
-    while let Some(name) = headers.keys().find_map(|name| HOP_BY_HOP.iter().find(|hop| *hop == name)) {
+}
+
+/// Few of the names are there, and comparing all costs less than hashing each.
+fn remove_where(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
+    let named = headers.keys().filter(|name| is_removed(name.as_str()));
+    for name in named.cloned().collect::<SmallVec<[HeaderName; 8]>>() {
         headers.remove(name);
     }
 }
@@ -82,16 +97,14 @@ pub(super) fn too_large(headers: &HeaderMap) -> bool {
 
 /// The headers that are forwarded to an engine; with `keys_configured`, no credentials.
 pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> HeaderMap {
-    remove_hop_by_hop(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, CONTENT_ENCODING, EXPECT, ACCEPT_ENCODING, X_DATA_PARALLEL_RANK] {
-        headers.remove(name);
-    }
+    remove_named_by_connection(&mut headers);
+    remove_where(&mut headers, |name| is_hop_by_hop(name) || is_own(name));
     if keys_configured {
         for name in CREDENTIALS {
             headers.remove(name);
         }
     } else if !headers.contains_key(AUTHORIZATION)
-        && let Some(key) = headers.remove(X_API_KEY).or_else(|| headers.remove(API_KEY))
+        && let Some(key) = take(&mut headers, X_API_KEY).or_else(|| take(&mut headers, API_KEY))
         && let Ok(bearer) = HeaderValue::from_maybe_shared([b"Bearer ", key.as_bytes()].concat())
     {
         headers.insert(AUTHORIZATION, bearer);
@@ -102,7 +115,7 @@ pub(super) fn for_engine(mut headers: HeaderMap, keys_configured: bool) -> Heade
 /// Takes the priority in `X-Vllm-Priority`, as vLLM reads it: the first value counts, unless it is
 /// not an integer. Numbers beyond 64 bits are clamped.
 pub(super) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
-    let value = headers.remove(X_VLLM_PRIORITY)?;
+    let value = take(headers, X_VLLM_PRIORITY)?;
     let text = value.to_str().ok()?.trim();
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -123,12 +136,12 @@ pub(super) fn take_priority(headers: &mut HeaderMap) -> Option<i64> {
 /// Takes the header with which a client declines a continuation by another engine. Returns whether
 /// it was there.
 pub(super) fn take_no_continue(headers: &mut HeaderMap) -> bool {
-    // Comparing a few names costs less than hashing one.
-    let is_there = headers.keys().any(|name| *name == NO_CONTINUE);
-    if is_there {
-        headers.remove(NO_CONTINUE);
-    }
-    is_there
+    take(headers, NO_CONTINUE).is_some()
+}
+
+/// Takes a header that is rarely there: comparing a few names costs less than hashing one.
+fn take(headers: &mut HeaderMap, name: HeaderName) -> Option<HeaderValue> {
+    headers.keys().any(|other| *other == name).then(|| headers.remove(name)).flatten()
 }
 
 fn bearer(value: &str) -> Option<&str> {

@@ -19,7 +19,8 @@
 //! | `upstream/` | the engine as the request path sees it: connections, exchanges, responses |
 //! | `tunnel.rs`, `web_socket.rs` | WebSockets |
 //! | `transport.rs` | a client's connection: TLS or plain, HTTP/1.1 or HTTP/2 |
-//! | `socket.rs` | a client's socket: gathered writes, detection of disconnects |
+//! | `socket.rs` | a client's socket: gathered writes |
+//! | `client_handle.rs` | the socket below a session: chunks, detection of disconnects |
 //! | `http2.rs`, `frames.rs` | an HTTP/2 connection and its limits |
 //! | `proxy_flow.rs` | the type of the request path; refused heads |
 //! | `after.rs` | the end of a connection after a request |
@@ -30,6 +31,7 @@ mod after;
 mod app;
 mod spare_buffers;
 mod trust;
+mod client_handle;
 mod clients;
 mod engine_origins;
 mod body;

@@ -1,22 +1,13 @@
-//! A client's socket: gathers small writes into one packet, and detects that the client has
-//! disconnected.
+//! A client's socket: gathers small writes into one packet.
 //!
 //! pingora writes and flushes head, chunks and last chunk separately: three system calls where
 //! nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush, unless the
 //! caller corks the socket because more bytes follow at once.
 //!
 //! pingora owns the socket while a request is served; the request path reaches it through a
-//! [`ClientHandle`]. Reading cannot detect a disconnect, because bytes after the request would come
-//! first. The kernel reports disconnects (`EPOLLRDHUP`). A client that only shuts down its sending
-//! side counts as disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM: HTTP/1.1 has no
-//! other way to cancel.
-//!
-//! A disconnect is not seen while the receive buffer is full, nor if the host has vanished. TCP
-//! keep-alive finds both.
+//! `ClientHandle`.
 
-use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,17 +16,15 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use bytes::{Buf, BytesMut};
-use nix::sys::socket::MsgFlags;
-use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::socket::SocketAddr;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::{
     GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest, UniqueID,
 };
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::Instant;
 
 use super::clients::CountedConnection;
 use super::frames::FrameMeter;
@@ -43,12 +32,6 @@ use super::transport::Transport;
 
 /// The most bytes that are gathered. A larger write is sent directly, after the gathered bytes.
 const GATHER_MAX: usize = 16 << 10;
-const LINGER_PIECE: usize = 16 << 10;
-/// System calls in a row that discard a refused client's bytes. With [`LINGER_PAUSE`], this is up
-/// to 25 MiB/s.
-const LINGER_PIECES: usize = 16;
-/// Pause after these calls, so that a client that sends without end does not keep a thread busy.
-const LINGER_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub(super) struct ClientSocket {
@@ -109,6 +92,11 @@ impl SocketState {
         self.accepted.load(Ordering::Relaxed)
     }
 
+    /// Notes that the socket accepted bytes. Only the connection's task writes.
+    pub(super) fn has_accepted(&self) {
+        self.accepted.store(self.accepted().wrapping_add(1), Ordering::Relaxed);
+    }
+
     pub(super) fn connection(&self) -> &CountedConnection {
         &self.connection
     }
@@ -151,58 +139,6 @@ fn holds_request(bytes: &[u8]) -> bool {
     bytes.iter().any(|byte| !matches!(byte, b'\r' | b'\n'))
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ClientHandle<'a> {
-    tcp: &'a TcpStream,
-    pub(super) state: &'a Arc<SocketState>,
-}
-
-impl<'a> ClientHandle<'a> {
-    pub(super) fn of(session: &'a ServerSession) -> Option<Self> {
-        Self::below(session.stream()?)
-    }
-
-    pub(super) fn below(stream: &'a pingora::protocols::Stream) -> Option<Self> {
-        let socket: &ClientSocket = (**stream).as_any().downcast_ref()?;
-        Some(Self { tcp: socket.stream.tcp(), state: &socket.state })
-    }
-
-    /// Returns when the client has closed its side or the connection is broken, whatever is unread.
-    pub(super) async fn left(&self) {
-        // The end makes a socket readable, too, and most clients send nothing while they wait.
-        let _ = poll_fn(|cx| self.tcp.poll_read_ready(cx)).await;
-        // "Priority" means the end (or urgent data, which is not enabled).
-        let _ = self.tcp.ready(Interest::PRIORITY | Interest::ERROR).await;
-    }
-
-    /// Lingering close: discards bytes that the client still sends until it closes the connection,
-    /// for at most `time`. Closing a socket with unread bytes would reset the connection, and the
-    /// client would lose the response.
-    pub(super) async fn linger(&self, time: Duration) {
-        let until = Instant::now() + time;
-        // A socket that always has bytes is readable even after the deadline.
-        while Instant::now() < until && timeout_at(until, self.tcp.readable()).await.is_ok() {
-            for _ in 0..LINGER_PIECES {
-                match drop_piece(self.tcp) {
-                    Ok(0) => return,
-                    Ok(_) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(_) => return,
-                }
-            }
-            sleep(LINGER_PAUSE).await;
-        }
-    }
-}
-
-/// A separate function, so that the buffer is not part of the future.
-fn drop_piece(tcp: &TcpStream) -> io::Result<usize> {
-    // The kernel drops the bytes without copying them (tcp(7), MSG_TRUNC).
-    tcp.try_io(Interest::READABLE, || {
-        Ok(nix::sys::socket::recv(tcp.as_raw_fd(), &mut [0; LINGER_PIECE], MsgFlags::MSG_TRUNC)?)
-    })
-}
-
 impl ClientSocket {
     pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
         let socket = SocketDigest::from_raw_fd(stream.descriptor());
@@ -220,6 +156,24 @@ impl ClientSocket {
         }
     }
 
+    pub(super) fn tcp(&self) -> &TcpStream {
+        self.stream.tcp()
+    }
+
+    pub(super) fn state(&self) -> &Arc<SocketState> {
+        &self.state
+    }
+
+    /// Whether bytes may be written to [`Self::tcp`]: there is no TLS, and nothing is gathered.
+    pub(super) fn is_direct(&self) -> bool {
+        self.stream.is_plain() && self.gathered.is_empty()
+    }
+
+    /// Whether nothing is left of the bytes that were read. With TLS, that is not known.
+    pub(super) fn is_drained(&self) -> bool {
+        self.stream.is_drained()
+    }
+
     /// Starts to monitor the frames of an HTTP/2 connection, and whether the client accepts bytes.
     /// Notifies the result after too many costly frames; then nothing more is read.
     pub(super) fn watch_frames(&mut self, pause: Duration) -> Arc<Notify> {
@@ -233,8 +187,7 @@ impl ClientSocket {
     /// `timeouts.send`.
     fn has_taken(&mut self, some: bool) -> io::Result<()> {
         if some {
-            // Only this connection's task writes.
-            self.state.accepted.store(self.state.accepted().wrapping_add(1), Ordering::Relaxed);
+            self.state.has_accepted();
         }
         let Some(watch) = &mut self.frames else { return Ok(()) };
         if some {
@@ -367,13 +320,13 @@ impl GetSocketDigest for ClientSocket {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::super::clients::tests::connection;
     use super::*;
 
-    async fn pair() -> (ClientSocket, TcpStream) {
+    pub(in crate::proxy) async fn pair() -> (ClientSocket, TcpStream) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         (ClientSocket::new(Transport::plain(listener.accept().await.unwrap().0), connection()), client)
@@ -409,78 +362,5 @@ mod tests {
         AsyncWriteExt::shutdown(&mut socket).await.unwrap();
         drop(socket);
         assert_eq!(reading.await.unwrap(), [b"first", &large[..], b"last"].concat());
-    }
-
-    /// Resolves within a second, or panics.
-    async fn leaves(socket: &ClientSocket) {
-        let client = ClientHandle { tcp: socket.stream.tcp(), state: &socket.state };
-        tokio::time::timeout(Duration::from_secs(1), client.left()).await.expect("the client has left");
-    }
-
-    async fn stays(socket: &ClientSocket) {
-        let client = ClientHandle { tcp: socket.stream.tcp(), state: &socket.state };
-        let left = tokio::time::timeout(Duration::from_millis(20), client.left()).await;
-        assert!(left.is_err(), "the client is still there");
-    }
-
-    #[tokio::test]
-    async fn a_client_that_leaves_is_noticed_whatever_it_has_sent() {
-        for bytes in [0, 1, 2, 500, 20_000] {
-            let (socket, mut client) = pair().await;
-            client.write_all(&vec![b'\n'; bytes]).await.unwrap();
-            stays(&socket).await;
-            client.shutdown().await.unwrap();
-            leaves(&socket).await;
-            leaves(&socket).await;
-        }
-    }
-
-    #[tokio::test]
-    async fn a_client_that_resets_the_connection_is_noticed() {
-        let (socket, mut client) = pair().await;
-        client.write_all(b"more").await.unwrap();
-        client.set_zero_linger().unwrap();
-        drop(client);
-        leaves(&socket).await;
-    }
-
-    #[tokio::test]
-    async fn what_a_client_has_sent_ahead_is_still_there() {
-        let (mut socket, mut client) = pair().await;
-        client.write_all(b"next").await.unwrap();
-        stays(&socket).await;
-        let mut got = [0; 4];
-        socket.read_exact(&mut got).await.unwrap();
-        assert_eq!(&got, b"next");
-    }
-
-    #[tokio::test]
-    async fn a_refused_client_that_sends_without_end_holds_no_thread_and_is_cut() {
-        let (socket, client) = pair().await;
-        let mut client = client.into_std().unwrap();
-        client.set_nonblocking(false).unwrap();
-        let flood = std::thread::spawn(move || {
-            let mut sent = 0;
-            while let Ok(bytes) = io::Write::write(&mut client, &[0; 64 << 10]) {
-                sent += bytes;
-            }
-            sent
-        });
-        let mut turns = 0_u64;
-        let others = async {
-            loop {
-                turns += 1;
-                tokio::task::yield_now().await;
-            }
-        };
-        let handle = ClientHandle { tcp: socket.stream.tcp(), state: &socket.state };
-        let linger = tokio::time::timeout(Duration::from_secs(20), handle.linger(Duration::from_millis(200)));
-        tokio::select! { biased; ended = linger => ended.expect("it ends in time"), () = others => {} }
-        assert!(turns > 1, "others had no turn");
-        drop(socket);
-        // 20 pauses, and the bytes in the two buffers of the connection.
-        let most = 21 * LINGER_PIECES * LINGER_PIECE + (16 << 20);
-        let sent = flood.join().unwrap();
-        assert!(sent < most, "{sent} bytes were taken");
     }
 }

@@ -105,6 +105,16 @@ impl Transport {
         }
     }
 
+    /// Whether there is no TLS.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.stream, Either::Left(_))
+    }
+
+    /// Whether nothing is left of the bytes that were read. With TLS, that is not known.
+    pub(super) fn is_drained(&self) -> bool {
+        self.is_plain() && self.first.is_empty()
+    }
+
     pub(super) fn tcp(&self) -> &TcpStream {
         match &self.stream {
             Either::Left(stream) => stream,
@@ -211,6 +221,7 @@ mod tests {
             transport.tcp().readable().await.unwrap();
             assert_eq!(transport.detect(PAUSE, PAUSE).await.ok(), protocol, "{sent}");
             assert_eq!(transport.first, sent);
+            assert!(!transport.is_drained(), "a request may be there already");
         }
         let (mut transport, mut client) = pair().await;
         client.write_all(PREFACE).await.unwrap();
@@ -264,5 +275,6 @@ mod tests {
         assert_eq!(transport.tcp().try_read(&mut [0]).unwrap(), 1);
         assert!(transport.detect(PAUSE, PAUSE).await.is_err(), "silent");
         assert_eq!(transport.first.capacity(), 0);
+        assert!(transport.is_drained());
     }
 }

@@ -26,11 +26,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::after::{LINGER, Next};
+use super::client_handle::ClientHandle;
 use super::cors::CrossOrigin;
 use super::downstream::{DownstreamConnection, send};
 use super::headers::{self, CREDENTIALS};
 use super::proxy_flow::ProxyFlow;
-use super::socket::ClientHandle;
 use super::upstream::{HEAD_MAX, ParsedHead, take_head};
 use super::web_socket::{FrameTracker, GOING_AWAY, RESTART};
 use crate::connect::EngineStream;

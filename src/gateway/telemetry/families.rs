@@ -192,6 +192,15 @@ families! {
         "Tokens that an engine has looked up in the prefix cache (vllm:prefix_cache_queries_total)";
     VLLM_PREFIX_HITS: "sluice_vllm_prefix_cache_hits_total" MetricKind::Counter, BACKEND,
         "Tokens that an engine has found in the prefix cache (vllm:prefix_cache_hits_total)";
+    KV_EVENT_BLOCKS: "sluice_kv_event_blocks" MetricKind::Gauge, BACKEND,
+        "Blocks in an engine's prefix cache that its KV events have named; absent unless the pool has prefix = \"events\"";
+    KV_EVENT_STATE: "sluice_kv_event_state" MetricKind::Gauge, &["pool", "backend", "state"],
+        "1 for the current state of an engine's KV events: followed, absent (no connection or no event yet), or silent \
+         (prompts are served and no event comes); 0 for the other states";
+    KV_EVENT_PROMPTS: "sluice_kv_event_prompts_total" MetricKind::Counter, &["pool", "backend", "result"],
+        "Finished prompts by whether KV events named their blocks (linked) or not (unlinked: expected by the estimate)";
+    KV_EVENT_LOSSES: "sluice_kv_event_losses_total" MetricKind::Counter, BACKEND,
+        "How often KV events of an engine were lost: a gap in their numbers, or a message that could not be read";
     METRICS_MERGED: "sluice_metrics_merged" MetricKind::Gauge, &["metrics", "label"],
         "1 where values of a label count together as other (models) or all (classes), because the configuration has too many";
     FINDING: "sluice_finding" MetricKind::Gauge, &["cause", "pool", "subject"],

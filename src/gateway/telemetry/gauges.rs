@@ -7,7 +7,7 @@
 use super::exposition::Page;
 use super::families::{self, Family};
 use super::process;
-use crate::pool::{BackendView, PoolView};
+use crate::pool::{BackendView, EventsState, PoolView};
 
 type BackendValue = fn(&BackendView) -> f64;
 const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
@@ -18,7 +18,7 @@ const BACKEND_GAUGES: [(Family, BackendValue); 5] = [
     (families::LONG_PREFILLS, |backend| f64::from(backend.used.long_prefills)),
 ];
 
-pub(super) const FAMILIES: [Family; 21] = [
+pub(super) const FAMILIES: [Family; 25] = [
     families::METRICS_MERGED,
     families::BACKEND_PREFILL_RATE,
     families::IN_FLIGHT,
@@ -32,6 +32,10 @@ pub(super) const FAMILIES: [Family; 21] = [
     families::QUEUE_LENGTH,
     families::QUEUE_LENGTH_MAX,
     families::BACKEND_STATE,
+    families::KV_EVENT_BLOCKS,
+    families::KV_EVENT_STATE,
+    families::KV_EVENT_PROMPTS,
+    families::KV_EVENT_LOSSES,
     families::SLO_ATTAINMENT,
     families::ACCESS_LOG_DROPPED,
     families::BUILD_INFO,
@@ -80,6 +84,14 @@ fn add_backend(pool: &str, backend: &BackendView, page: &mut Page) {
     }
     for (unit, share) in backend.share_of_limits() {
         page.add(&families::CLUSTER_SHARE, &[pool, &backend.name, unit], share as f64);
+    }
+    if let Some(events) = backend.events {
+        page.add(&families::KV_EVENT_BLOCKS, &labels, events.blocks as f64);
+        page.add_states(&families::KV_EVENT_STATE, &labels, EventsState::LABELS, events.state.label());
+        for (result, prompts) in [("linked", events.linked), ("unlinked", events.unlinked)] {
+            page.add(&families::KV_EVENT_PROMPTS, &[pool, &backend.name, result], prompts as f64);
+        }
+        page.add(&families::KV_EVENT_LOSSES, &labels, events.losses as f64);
     }
     page.add_states(&families::BACKEND_STATE, &labels, BackendView::STATES, backend.state());
 }

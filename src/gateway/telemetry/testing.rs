@@ -101,6 +101,7 @@ pub fn admission(now: Instant) -> Arc<Admission> {
     let admission = Admission::new(now, RULES, 1);
     let layout = admission.apply(&[spec("short", "gpu0", 8000), spec("long", "gpu1", 8001)], RULES, now);
     admission.record_probe(layout.backends[0][0], true, now);
+    admission.follow_events(layout.backends[0][0], &spec("short", "gpu0", 8000).backends[0].address).unwrap();
     admission
 }
 

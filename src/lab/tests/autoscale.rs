@@ -62,7 +62,8 @@ fn an_engine_that_goes_takes_no_request_with_it() {
         let (paid, all) = (paid(&run), run.result.duration);
         assert!((paid[0] - all).abs() < 2.0, "{policy:?}: the first one is always there: {paid:?} of {all}");
         if policy == Policy::Busy {
-            // An engine computes nearly all the time under any load.
+            // Under any load an engine computes nearly all the time, so this policy does not stop
+            // it.
             continue;
         }
         assert!(paid[1] > 100.0 && paid[1] < all - 100.0, "{policy:?}: the second one comes and goes: {paid:?}");

@@ -281,8 +281,8 @@ fn what_waits_holds_up_the_others_and_does_not_count_itself() {
     };
     let (now, more) = answer(0, true);
     assert!(now.loss < 0.01 && more.loss < 0.01, "{now:?} {more:?}");
-    // The waiting requests take a while on both engines together, whatever the slots. Only with few
-    // slots do all later requests wait for them.
+    // Whatever the slots, both engines together need a while for the waiting requests. Only with
+    // few slots do all later requests wait for them.
     let (now, more) = answer(200, true);
     assert!(now.loss > 0.1 && more.loss < 0.7 * now.loss, "{now:?} {more:?}");
     assert!(now.loss - more.loss > 2.0 * more.error, "{now:?} {more:?}");
@@ -310,8 +310,8 @@ fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_t
     for fault in [PlantedFault::CrashesAt(4), PlantedFault::HangsAt(4)] {
         let mut lab = lab("{ max-num-seqs = 64 }", "[\"gpu-memory-utilization\"]", "12m", (5.0, 0.01), 5);
         // One engine alone has too few slots, so that requests wait for the other. With few prefill
-        // tokens they start one by one and have their first tokens before the request arrives that
-        // triggers the fault.
+        // tokens the requests start one by one. They have their first tokens before the request
+        // arrives that triggers the fault.
         let config = Arc::make_mut(&mut lab.config);
         let mut limits = Limits::of(config);
         (limits.0[0].slots, limits.0[0].prefill_tokens) = (6, Some(600));
@@ -322,4 +322,18 @@ fn requests_that_wait_while_an_engine_restarts_are_not_lost_when_it_fails_with_t
         assert_eq!(kinds(&run), [EventKind::Tried, EventKind::Undone], "{fault:?}: {:#?}", run.tuning);
         assert_eq!(lost(&run), 0, "{fault:?}: {:#?}", run.tuning);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_engine_that_is_kept_asleep_returns_sooner() {
+    let lab = lab("{ max-num-seqs = 4 }", "[\"max-num-seqs\"]", "1m", (1.0, 1.0), 400);
+    let recorder = LastRecord::new(Instant::now());
+    let mut own = LabTuner::new(&lab, recorder.observer()).expect("it acts");
+    let old = &lab.engines[0];
+    let new = old.with_flag(EngineFlag::MaxNumSeqs, 8.0).unwrap();
+    let start = own.restart_takes(0, Some(&new));
+    assert_eq!(own.restart_takes(1, Some(old)), start, "another engine");
+    let wake = own.restart_takes(0, Some(old));
+    assert!(wake < start / 4, "{wake:?} and {start:?}");
+    assert_eq!(own.restart_takes(0, Some(old)), start, "none is kept any more");
 }

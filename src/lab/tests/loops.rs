@@ -1,7 +1,7 @@
 //! Closed loops and conversations end with all their requests, whatever the engines do.
 //!
-//! A client whose request was refused sends the next one later; otherwise virtual time would stand
-//! still.
+//! A client whose request was refused sends the next one after a pause, because otherwise virtual
+//! time would stand still.
 
 use std::time::Duration;
 

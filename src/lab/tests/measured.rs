@@ -106,8 +106,8 @@ fn spread(errors: impl IntoIterator<Item = f64>) -> (f64, f64) {
     (errors[errors.len() / 2], errors[errors.len() - 1])
 }
 
-/// Two constants of the GPU were fitted to these rows, the host to other machines; the bf16 row of
-/// this machine (one engine, one load) has errors as large.
+/// Two constants of the GPU were fitted to these rows; the host was fitted to other machines. The
+/// bf16 row of this machine (one engine, one load) has errors as large.
 #[test]
 fn weights_in_fp8_come_out_as_measured() {
     let pair = host(&[]);
@@ -139,8 +139,8 @@ fn synchronous_engines_come_out_once_the_cpu_time_of_a_step_is_known() {
     }
 }
 
-/// Two engines prefill 2.2 long prompts per second, and 2 arrive: a few per cent of a prefill's
-/// time decide the length of the queue. The host was fitted to other machines.
+/// Two engines prefill 2.2 long prompts per second, and 2 arrive per second, so a few per cent of a
+/// prefill's time decide the length of the queue. The host was fitted to other machines.
 #[test]
 fn a_backlog_of_minutes_comes_out_as_measured() {
     let flags = ["--max-model-len", "32768", "--long-prefill-token-threshold", "256"];

@@ -19,7 +19,7 @@ fn a_plan_finds_the_fewest_engines_and_their_price() {
     assert!(fewest > 1 && needs[1].gpus == fewest, "{fewest}");
     let share = |engines| trials.iter().find(|(load, at, _)| *load == 3.0 && *at == engines).unwrap().2;
     assert!(share(fewest) >= 99.0 && share(fewest - 1) < 99.0, "{trials:?}");
-    // These engines meet the objectives with the factor of the headroom, and not with the next
+    // These engines must meet the objectives at the factor of the headroom, and not at the next
     // factor.
     for (load, need) in [0.1, 3.0].into_iter().zip(&needs) {
         let met = |factor: f64| {

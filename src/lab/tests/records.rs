@@ -1,6 +1,6 @@
 //! Recorded requests as traffic.
 //!
-//! In the gateway's format, with hashes of the beginnings of prompts.
+//! The requests are in the gateway's format, with hashes of the beginnings of prompts.
 
 use crate::{LabFile, Measure, Options, Scenario, Study, Variant};
 

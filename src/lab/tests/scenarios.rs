@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::SMALL;
 use crate::{Lab, LabError, LabFile, Scenario, Variant, run, sweep};
 
-/// The first variant, varied by sweeps of one value.
+/// The setup of the first variant, varied by sweeps of one value.
 fn lab(text: &str, sweeps: &[&str]) -> Result<Lab, LabError> {
     let scenario = Scenario { file: LabFile::parse(text, "lab.toml")?, folder: PathBuf::from("/of/the/file") };
     let sweeps: Vec<String> = sweeps.iter().map(|sweep| (*sweep).to_owned()).collect();

@@ -34,7 +34,7 @@ fn every_token_arrives_in_fewer_events_and_sooner() {
         (played("", ""), played(DRAFTS, "acceptance = [0, 0, 0]"), played(DRAFTS, "acceptance = [0.8, 0.6, 0.4]"));
     let [(one, slow), (also_one, slower), (several, fast)] = [&plain, &none, &some].map(mean);
     assert_eq!((one, also_one), (1.0, 1.0));
-    // 1 + 0.8 + 0.6 + 0.4, but for the first token and the end of a response.
+    // 1 + 0.8 + 0.6 + 0.4 tokens a step, except for the first token and the end of a response.
     assert!((2.6..2.85).contains(&several), "{several}");
     assert!(fast < 0.6 * slow && slower > 1.05 * slow, "{fast} {slow} {slower}");
 }

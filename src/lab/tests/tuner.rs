@@ -73,7 +73,7 @@ fn good_limits_are_left_alone() {
 
 #[test]
 fn a_change_of_limits_while_requests_run_loses_none() {
-    // From four slots, the limits change many times under a full queue.
+    // The limits begin at four slots, so they change many times under a full queue.
     let run = with(&["pool.all.slots=4", "pool.all.queue.timeout=\"10m\""], PIECES, SHORT_AND_LONG, "3m");
     assert!(run.tuning.iter().filter(|event| event.kind == EventKind::Tried).count() > 0);
     let lost = run.result.requests.iter().filter(|record| !record.is_completed()).count();

@@ -78,7 +78,7 @@ fn a_folder_is_judged_by_the_nearest_one_that_exists_and_by_the_files_in_it() {
     let (path, error) = can_make(&folder.path().join("file/state")).unwrap_err();
     assert_eq!((path, error.kind()), (folder.path().join("file"), io::ErrorKind::NotADirectory));
     let loaded = loaded(folder.path(), &[("tail", 20_930)], "");
-    // Not even root can open a folder as a file.
+    // `lock` is a folder, which not even root can open as a file.
     std::fs::create_dir_all(folder.path().join("state/lock")).unwrap();
     let mut found = found(&loaded, true, false);
     found.check_state();

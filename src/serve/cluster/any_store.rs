@@ -1,6 +1,6 @@
 //! The store that a configuration names: one type for all, so that nothing is boxed.
 //!
-//! The task that renews stays generic, so that tests can replace the store.
+//! The task that renews is generic over the store, so that tests can replace it.
 
 use std::time::Duration;
 

@@ -1,7 +1,9 @@
-//! Adds the work that owners have had at other gateways, so that fair queues count the work of all.
+//! Adds the work that owners have had at other gateways, so that fair queues count the work at all
+//! gateways.
 //!
 //! The growth of other gateways' sums (`sluice_cluster::attained`) counts for the owners of this
-//! gateway. A sum seen for the first time adds nothing; a sum that fell has restarted from 0.
+//! gateway. A sum seen for the first time adds nothing. A sum that fell has restarted from 0, so
+//! all of it is growth.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +17,8 @@ use sluice_gateway::pool::Admission;
 pub(super) struct OthersAttained(BTreeMap<(String, String, u64), u64>);
 
 impl OthersAttained {
-    /// `own` is this gateway, which has read the ledger.
+    /// Adds the growth since the last ledger. `own` is the id of this gateway, whose sums are left
+    /// out.
     pub(super) fn see(&mut self, ledger: &Ledger, own: &str, admission: &Admission) {
         let before = std::mem::take(&mut self.0);
         for (id, entry) in ledger.gateways.iter().filter(|(id, _)| *id != own && is_gateway(id)) {

@@ -17,16 +17,16 @@ use super::leader_view::LeaderView;
 use super::store::{Found, Store, Written};
 use sluice_fleet::Lead;
 
-/// Deadline of a call to the store, for any lease.
+/// Longest deadline of a call to the store, however long the lease is.
 const CALL_MAX: Duration = Duration::from_secs(2);
 
-/// Times derived from the lease. A term (two thirds of it) has room for three rounds, two of which
-/// fail.
+/// Times derived from the lease. A term is two thirds of the lease, so it has room for three
+/// rounds, two of which fail.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     /// Time between the beginnings of rounds.
     period: Duration,
-    /// Pause after a failed round or a resignation.
+    /// Pause after a failed round, and after each round once this gateway resigns.
     again: Duration,
     pub(super) call: Duration,
 }
@@ -41,7 +41,7 @@ pub(super) struct Campaign<S> {
     pub(super) candidate: Candidate,
     pub(super) store: S,
     pub(super) timing: Timing,
-    /// Zero of the candidate's clock.
+    /// The moment at which the candidate's clock is 0.
     pub(super) epoch: Instant,
     pub(super) lead: Arc<Lead>,
     pub(super) view: Arc<LeaderView>,
@@ -75,7 +75,7 @@ impl<S: Store> Campaign<S> {
         self.epoch.elapsed()
     }
 
-    /// One round. Returns the candidate in the record.
+    /// Runs one round. Returns the gateway that the record names as leader.
     async fn round(&mut self) -> Result<Option<String>, String> {
         let found = timeout(self.timing.call, self.store.read()).await.unwrap_or_else(|_| Err(self.no_answer()))?;
         let record = found

@@ -1,9 +1,9 @@
-//! An object as a key in etcd (3.4 and later), by the JSON gateway of every member: `/v3/kv/range`
-//! and `/v3/kv/txn`.
+//! An object as a key in etcd (3.4 and later). Calls go to the JSON gateway that every member has:
+//! `/v3/kv/range` and `/v3/kv/txn`.
 //!
-//! A write is a transaction that compares the key's revision (0: no such key). After a failure, the
-//! next member is asked first. A call goes on to another member only if nothing was sent to the
-//! first. Bounds: [`ANSWER_BYTES`]; each call has a separate connection.
+//! A write is a transaction that compares the key's revision, which is 0 if the key does not exist.
+//! After a failure, the next member is asked first. A call goes on to another member only if
+//! nothing was sent to the first. Bounds: [`ANSWER_BYTES`]; each call has a separate connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::store::{Found, Store, Written};
 use sluice_config::{Address, Cluster};
 use sluice_fleet::{FetchError, post};
 
-/// Bytes read of an answer: the largest ledger in base64, and some more.
+/// Most bytes read of an answer: enough for the largest ledger in base64.
 const ANSWER_BYTES: usize = 2 << 20;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Etcd {
 /// The answer to a range request, with numbers as text.
 #[derive(Deserialize)]
 struct Range {
-    /// Only answers of etcd have a header.
+    /// Required, so that an answer of another program is an error.
     header: Value,
     #[serde(default)]
     kvs: Vec<KeyValue>,
@@ -60,7 +60,7 @@ impl Etcd {
         Self { members, key: STANDARD.encode(key), limit, first: AtomicUsize::new(0) }
     }
 
-    /// Asks one member after the other until one was reached.
+    /// Asks one member after the other until one can be reached.
     async fn ask(&self, path: &str, body: &Value) -> Result<Bytes, String> {
         let mut last = String::new();
         for _ in 0..self.members.len() {

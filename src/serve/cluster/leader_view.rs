@@ -1,9 +1,9 @@
 //! The election as operators, load balancers, the metrics page and the log see it.
 //!
 //! With `leader = "serves"`, only the leader is ready. A leader that cannot renew does not know
-//! whether another one leads. In mode `keep` it stays ready until it has seen another leader: when
-//! two serve, the ledger keeps the limits, but when none serves, that is an outage. In mode
-//! `strict`, a gateway without a store admits nothing anyway.
+//! whether another one leads. In mode `keep` it stays ready until it has seen another leader. If
+//! two gateways serve, the ledger still keeps the limits. If none serves, clients have an outage.
+//! In mode `strict`, a gateway without a store admits nothing anyway.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ impl LeaderView {
         self.shown.lock().trouble.is_some()
     }
 
-    /// This gateway gives up the lead, and serves until another one leads.
+    /// Notes that this gateway gives up the lead, and serves until another one leads.
     pub(crate) fn note_resigned(&self) {
         self.shown.lock().resigned = true;
     }
@@ -147,7 +147,7 @@ impl LeaderView {
         }
     }
 
-    /// Whether this gateway leads, and how often the holder changed.
+    /// Whether this gateway leads, and how often the leader has changed.
     pub(crate) fn metrics(&self) -> (bool, u64) {
         (self.lead.is_held(), self.shown.lock().changes)
     }

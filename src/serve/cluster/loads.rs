@@ -1,6 +1,7 @@
-//! The load of pools at other gateways: the scaler of one gateway counts the requests of all.
+//! The load of pools at other gateways, so that the scaler of one gateway counts the requests of
+//! all.
 //!
-//! Each gateway writes sums since its start, so a missed read loses nothing; sums seen for the
+//! Each gateway writes sums since its start, so a missed read loses nothing. Sums seen for the
 //! first time add nothing. Bounds: the gateways of a ledger, times the pools with `autoscale`.
 
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ pub(crate) struct OtherLoad {
 }
 
 impl OtherLoads {
-    /// `own` is this gateway, which has read the ledger.
+    /// Notes the loads in a ledger. `own` is the id of this gateway, whose load is left out.
     pub(crate) fn see(&self, ledger: &Ledger, own: &str) {
         let mut seen = self.0.lock();
         seen.retain(|(id, pool), _| ledger.gateways.get(id).is_some_and(|entry| entry.pools.contains_key(pool)));

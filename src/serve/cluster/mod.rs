@@ -55,7 +55,7 @@ use store::Store;
 pub(crate) use view::View;
 
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-/// Longest wait of a gateway that takes over.
+/// Longest wait for the first share of a gateway that takes over from another process.
 const FIRST_SHARE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -63,9 +63,10 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) struct Divided<'a> {
     pub(super) admission: &'a Arc<Admission>,
     pub(super) keys: &'a Arc<KeyUsage>,
-    /// While it is held, all gateways close backends whose engines this gateway drains or starts.
+    /// While this gateway holds the lead, all gateways close the backends whose engines it drains
+    /// or starts.
     pub(super) lead: &'a Arc<Lead>,
-    /// Knows which closed backends the others have left.
+    /// Knows on which closed backends no other gateway has requests any more.
     pub(super) others: &'a Arc<OtherGateways>,
 }
 
@@ -75,13 +76,13 @@ pub(super) struct Cluster {
     renewing: JoinHandle<()>,
     ticking: JoinHandle<()>,
     view: Arc<View>,
-    /// Time limit of the last renewals, once nothing is in use.
+    /// Time limit of the last renewals, which give the capacity back.
     last: Duration,
 }
 
 impl Cluster {
-    /// From now on, the pool uses only this gateway's share. `takes_over`: another process, perhaps
-    /// with the same name, is replaced.
+    /// From now on, pools use only this gateway's shares. `takes_over`: this process replaces
+    /// another one, which may have the same name.
     pub(super) fn join(config: &sluice_config::Cluster, divided: Divided<'_>, seed: u64, takes_over: bool) -> Self {
         let timing = Timing::of(config.lease);
         Self::join_with(AnyStore::of(config, timing.call), config, divided, (seed, takes_over), renewal::running)
@@ -132,12 +133,13 @@ impl Cluster {
         Arc::clone(&self.view)
     }
 
-    /// From now on, takes no more and gives back unused capacity.
+    /// From now on, this gateway takes no more capacity, and gives back capacity that it does not
+    /// use.
     pub(super) fn leave(&self) {
         self.leaving.send_replace(true);
     }
 
-    /// Gives back the rest, if the store answers in time.
+    /// Gives back the rest of the capacity, if the store answers in time.
     pub(super) async fn end(mut self) {
         self.leave();
         if timeout(self.last, &mut self.renewing).await.is_err() {
@@ -147,7 +149,8 @@ impl Cluster {
         }
     }
 
-    /// Waits for the share that a gateway needs to take over. Returns whether there is one.
+    /// Waits at most [`FIRST_SHARE`] for the shares without which a gateway may not take over.
+    /// Returns whether they have come.
     pub(super) async fn has_share(&self) -> bool {
         let ready = async {
             while !self.view.is_ready() {
@@ -165,7 +168,8 @@ impl Drop for Cluster {
     }
 }
 
-/// `None` if no leader is elected. `lead` is not held until this gateway leads.
+/// The view of the election; `None` if the configuration elects no leader. Gives up `lead` until
+/// this gateway is elected.
 pub(super) fn leader(config: &sluice_config::Cluster, lead: Arc<Lead>, seed: u64) -> Option<Arc<LeaderView>> {
     if config.leader == ClusterLeader::None {
         return None;
@@ -175,7 +179,7 @@ pub(super) fn leader(config: &sluice_config::Cluster, lead: Arc<Lead>, seed: u64
     Some(Arc::new(LeaderView::new(&identity.id(), config, lead)))
 }
 
-/// Stands for election until this gateway has resigned.
+/// Stands for election. After a resignation, the task only reads who leads.
 pub(super) fn campaign(
     config: &sluice_config::Cluster,
     view: &Arc<LeaderView>,

@@ -1,7 +1,8 @@
 //! The ledger as a ConfigMap in Kubernetes.
 //!
-//! Why a ConfigMap: it has no controller, exists in every cluster, holds a MiB, and can be granted
-//! to one service account by name. Writes compare `resourceVersion`. Cargo feature `kubernetes`.
+//! A ConfigMap is used because it has no controller, exists in every cluster, holds a MiB, and can
+//! be granted to one service account by name. Writes compare `resourceVersion`. Cargo feature
+//! `kubernetes`.
 
 use super::store::{Found, Store, Written};
 use sluice_fleet::discovery::{ObjectWritten, read_object, write_object};

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use sluice_gateway::pool::Admission;
 use sluice_gateway::pool::divided::TICK;
 
-/// For the task that ticks and the task that renews.
+/// Shared by the task that ticks and the task that renews.
 #[derive(Debug, Default)]
 pub(super) struct Pulse {
     ticks: Mutex<Ticks>,
@@ -24,7 +24,7 @@ pub(super) struct Pulse {
 #[derive(Debug, Default)]
 struct Ticks {
     last: Option<Instant>,
-    /// Until when ends may be seen late.
+    /// Until this moment, ends of requests may be seen late.
     blind_until: Option<Instant>,
 }
 
@@ -53,8 +53,8 @@ impl Pulse {
         ticks.last = Some(now);
     }
 
-    /// Whether ends may have been seen late from `since` to `now`. After a pause, the question may
-    /// come before the next tick.
+    /// Whether ends of requests may have been seen late between `since` and `now`. Looks for a
+    /// pause too, because this call may come before the tick that ends the pause.
     pub(super) fn is_blind(&self, since: Instant, now: Instant) -> bool {
         let mut ticks = self.ticks.lock();
         ticks.runs(now);

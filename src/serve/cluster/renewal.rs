@@ -35,31 +35,33 @@ use sluice_gateway::flow::key_share::KeyUse;
 use sluice_gateway::flow::keys::KeyUsage;
 use sluice_gateway::pool::{Admission, BackendUse, ShareEnd};
 
-/// After more than 2 s without a plan, a member measures the silence of engines anew.
+/// Longest time between renewals. A member that makes no plan for more than 2 s must measure the
+/// silence of engines anew.
 const PERIOD_MAX: Duration = Duration::from_millis(1_500);
-/// Deadline of a call to the store, for any lease.
+/// Longest deadline of a call to the store, however long the lease is.
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// Bounds of the time between renewals while requests wait.
 const EARLY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(1));
 /// Longest random pause after another gateway wrote first.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Attempts in one period.
+/// Most attempts to write in one period.
 const ATTEMPTS: u32 = 4;
-/// The most plans; the last one is sent even if the use has grown.
+/// Most plans for one write. The last plan is sent even if the use has grown.
 const PLANS: u32 = 4;
 /// Time limit for an engine's answer.
 const SCRAPE: Duration = Duration::from_secs(1);
-/// Engines asked at once.
+/// Most engines that are asked at once.
 const SCRAPES: usize = 32;
 
-/// Leases for which mode `keep` holds unexplained capacity.
+/// Leases for which a backend that another gateway closed stays closed without a store. Mode `keep`
+/// holds unexplained capacity for the same time.
 const CLOSED_LEASES: u32 = 12;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     pub(super) period: Duration,
     pub(super) early: Duration,
-    /// Deadline of a call: a read and a write take less than half the lease.
+    /// Deadline of a call, so that a read and a write together take less than half the lease.
     pub(super) call: Duration,
     scrape: Duration,
     /// How long a backend that another gateway closed stays closed without a store.
@@ -78,7 +80,7 @@ impl Timing {
     }
 }
 
-/// Running and waiting sequences; `None`: the engine does not answer.
+/// The number of running and waiting sequences. `None`: the engine does not answer.
 pub(super) type Running = Pin<Box<dyn Future<Output = Option<u64>> + Send>>;
 
 pub(super) fn running(address: Arc<Address>) -> Running {
@@ -110,9 +112,9 @@ pub(super) struct Renewal<S> {
     pub(super) view: Arc<View>,
     pub(super) rng: Rng,
     pub(super) running: fn(Arc<Address>) -> Running,
-    /// Zero of the member's clock.
+    /// The moment at which the member's clock is 0.
     pub(super) epoch: Instant,
-    /// Another process, perhaps with the same name, is replaced.
+    /// Whether this process replaces another one, which may have the same name.
     pub(super) takes_over: bool,
     pub(super) state: State,
 }
@@ -132,13 +134,13 @@ pub(super) struct State {
 }
 
 impl<S: Store> Renewal<S> {
-    /// Renews until the member has left, which begins when `leaving` is true.
+    /// Renews until the member has left. It begins to leave when `leaving` is true.
     pub(super) async fn keep(mut self, mut leaving: watch::Receiver<bool>) {
         let mut attempts = 0;
         loop {
             let begun = Instant::now();
             self.state.leaves |= *leaving.borrow_and_update();
-            // Waiting requests are served first.
+            // The member leaves only when no request waits.
             if self.state.leaves && self.admission.load().1 == 0 {
                 self.member.leave();
             }
@@ -153,9 +155,9 @@ impl<S: Store> Renewal<S> {
                     let pause = AGAIN.mul_f64(0.2 + 0.8 * self.rng.unit());
                     (Instant::now() + pause, None)
                 }
-                // Another member of etcd may answer.
+                // The next attempt comes early, because another member of etcd may answer.
                 Outcome::Failed => (Instant::now() + self.timing.early, None),
-                // An engine waits to be stopped.
+                // The next renewal comes early, because an engine waits to be stopped.
                 Outcome::Done if self.member.is_closing() => (begun + self.timing.early, None),
                 Outcome::Done | Outcome::Refused => (begun + self.timing.period, Some(begun + self.timing.early)),
             };
@@ -186,8 +188,8 @@ impl<S: Store> Renewal<S> {
             }
         };
         let pages = self.pages().await;
-        // This comes before the count of the use: once the count is written, this gateway must send
-        // nothing more to closed backends.
+        // Backends are closed before the use is counted, because this gateway must send nothing
+        // more to closed backends once the count is written.
         if let Some(ledger) = &ledger {
             self.state.read = Some(Instant::now());
             self.close(ledger);
@@ -296,7 +298,8 @@ impl<S: Store> Renewal<S> {
         self.view.note_room(has_room);
     }
 
-    /// [`Renewal::share`] before a plan is sent. Returns whether the use is within the plan.
+    /// Sets the shares as [`Renewal::share`] does, before a plan is sent. Returns whether the use
+    /// is within the plan.
     fn share_less(&self, plan: &Ledger) -> bool {
         let (now, own) = (self.now(), plan.gateways.get(self.member.id()));
         let mut fits = true;
@@ -358,7 +361,8 @@ impl<S: Store> Renewal<S> {
         if !matches!(standing, Standing::Holding | Standing::Joining) {
             self.view.loads.forget();
         }
-        // Until then, the other gateway may still reach the store and restart the engine.
+        // Before that time, the gateway that closed a backend may still reach the store and restart
+        // the engine.
         if self.state.read.is_some_and(|read| read.elapsed() > self.timing.closed) {
             self.admission.set_closed(|_, _| false);
         }

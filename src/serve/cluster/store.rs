@@ -3,7 +3,7 @@
 //!
 //! The caller sets each call's deadline, well below the lease. A write without an answer is
 //! *unknown*: it may be applied already, later or never. An implementation must not repeat such a
-//! write: the first attempt would make the second one fail.
+//! write, because the first attempt would make the second one fail.
 
 use std::future::Future;
 
@@ -18,7 +18,7 @@ pub(super) struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     Done,
-    /// The object is not the one that was read.
+    /// The object was changed after it was read.
     Refused,
     Unknown(String),
 }

@@ -36,10 +36,11 @@ pub(super) fn share_of(room: &Amounts, limits: &BackendLimits) -> Share {
     }
 }
 
-/// `is_blind`: ends of requests may have been missed lately.
+/// The use of each backend, by the name in the ledger. `is_blind`: ends of requests may have been
+/// missed lately.
 pub(super) fn local_use(uses: &[BackendUse], is_blind: bool) -> LocalUse {
     let mut local = LocalUse::new();
-    // A removed backend of the same name had another engine.
+    // A removed backend of the same name had another engine, so the present backend replaces it.
     for used in uses.iter().filter(|used| used.removed).chain(uses.iter().filter(|used| !used.removed)) {
         let in_use = amounts_of(&used.used);
         let waiting = amounts_of(&used.waiting);

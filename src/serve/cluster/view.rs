@@ -29,7 +29,7 @@ struct Shown {
     standing: Standing,
     renewed: Option<Instant>,
     gateways: Vec<String>,
-    /// Shares of earlier or silent gateways are not free yet.
+    /// Whether shares are still held for earlier or silent gateways.
     is_withheld: bool,
     has_had_room: bool,
     counts: Counts,

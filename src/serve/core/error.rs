@@ -1,6 +1,6 @@
 //! Why a gateway does not start.
 //!
-//! An unusable configuration (exit status 78) would fail at another start, too; other causes may
+//! An unusable configuration (exit status 78) would fail at another start, too. Other causes may
 //! not.
 
 use crate::upgrade::UpgradeError;

@@ -1,7 +1,8 @@
 //! Puts a configuration in force: pools, limits, routing and engines, in one step.
 //!
-//! A caller holds [`Core::alone`]. Requests in flight keep their routing table, waiting ones their
-//! place. Engines change only if this gateway manages them; otherwise they count as external.
+//! A caller holds [`Core::alone`]. Requests in flight keep their routing table, and waiting
+//! requests keep their place. Engines change only if this gateway manages them; otherwise they
+//! count as external.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Kinds of engine that probes found: put in force for pools with `engine = "auto"`, and compared
-//! with the configuration for the others.
+//! Kinds of engine that probes found. Pools with `engine = "auto"` take them. For other pools, the
+//! kinds are compared with the configuration.
 //!
 //! A pool takes a kind when all of its recognised backends are of that kind. A backend of another
 //! kind is named in the log once, and in `/admin/status` as long as it is there.

@@ -1,6 +1,6 @@
 //! The parts of a running gateway that all services share.
 //!
-//! Request threads take snapshots: configuration and routing table are swapped whole
+//! Request threads take snapshots, because configuration and routing table are swapped whole
 //! (`in_force.rs`). Only changes of the configuration hold locks.
 //!
 //! A service ([`tuner`](crate::tuner), [`scaler`](crate::scaler), and others) has a reference to
@@ -44,7 +44,7 @@ pub enum Source {
         /// The values of `--set`.
         sets: Vec<String>,
     },
-    /// Flags or code: a reload is refused.
+    /// The configuration comes from flags or code, so a reload is refused.
     Fixed,
 }
 
@@ -76,7 +76,8 @@ pub struct Core {
     pub(crate) replacing: Mutex<()>,
     /// Adapters that are being loaded for experiments.
     pub(crate) loading: Mutex<Vec<(BackendId, Arc<str>)>>,
-    /// Starts a round of probes at once: requests may wait for backends that a reload added.
+    /// Starts a round of probes at once, because requests may wait for backends that a reload
+    /// added.
     pub(crate) probe_now: Notify,
 }
 
@@ -88,7 +89,7 @@ pub(crate) struct Loaded {
 }
 
 impl Core {
-    /// One caller at a time replaces the configuration in force.
+    /// Waits until this caller alone may replace the configuration in force.
     pub(crate) fn alone(&self) -> MutexGuard<'_, ()> {
         self.replacing.lock()
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::Core;
-use sluice_fleet::{Prober, watch_silent_streams};
+use sluice_fleet::{Prober, follow_kv_events, watch_silent_streams};
 use sluice_gateway::flow::RoutingTable;
 
 impl Core {
@@ -32,6 +32,13 @@ impl Core {
         let limit = || self.config.load().health.probe_timeout;
         tokio::select! {
             () = watch_silent_streams(Arc::clone(&self.admission), limit) => {}
+            _ = end.wait_for(|ending| *ending) => {}
+        }
+    }
+
+    pub(crate) async fn keep_following_kv_events(self: Arc<Self>, mut end: watch::Receiver<bool>) {
+        tokio::select! {
+            () = follow_kv_events(Arc::clone(&self.admission)) => {}
             _ = end.wait_for(|ending| *ending) => {}
         }
     }

@@ -1,7 +1,7 @@
 //! Which arms of experiments the backends can serve now.
 //!
-//! An arm with a model waits until a ready backend serves it. An adapter is reported before it is
-//! warm, so one that is being loaded does not count.
+//! An arm with a model waits until a ready backend serves it. An engine reports an adapter before
+//! it is warm, so an adapter that is being loaded does not count.
 
 use super::Core;
 use sluice_core::base::BackendId;

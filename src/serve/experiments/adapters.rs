@@ -2,7 +2,7 @@
 //! engines that serve them.
 //!
 //! The gateway's own engines get their adapters when they start. Bounds: one look every
-//! [`LOOK_INTERVAL`]; a refused adapter is tried again after [`LOAD_INTERVAL`].
+//! [`LOOK_INTERVAL`]. A refused adapter is tried again after [`LOAD_INTERVAL`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Adapters<'_> {
             for backend in pool.backends {
                 let served = self.core.reported.of(backend.id);
                 let serves = models.iter().any(|model| served.iter().any(|name| **name == **model));
-                // A backend of two pools is one engine.
+                // A backend of two pools is one engine, which is asked once.
                 if serves && asked.insert(Arc::clone(&backend.address.authority)) {
                     let name = format!("{}/{}", pool.name, backend.name);
                     pages.spawn(async move { (name, sluice_fleet::scrape(&backend.address, limit).await) });

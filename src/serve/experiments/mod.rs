@@ -2,7 +2,7 @@
 //!
 //! Ramps follow the calendar clock, because a ramp may begin at a date. Measurements are saved
 //! every [`SAVE_INTERVAL`] and at the end, in the folder of the engines' journal (`fleet.state`),
-//! and the next gateway goes on with them; a crash loses the last seconds.
+//! and the next gateway goes on with them. A crash loses the last seconds.
 
 mod adapters;
 mod saved;
@@ -35,7 +35,7 @@ pub(crate) fn restore(experiments: &Experiments, folder: &Path) {
     experiments.restore(read_or_set_aside(folder, FILE));
 }
 
-/// [`restore`] in place of this gateway's own measurements.
+/// Restores saved measurements as [`restore`] does, in place of this gateway's own measurements.
 pub(crate) fn restore_over(experiments: &Experiments, folder: &Path) {
     experiments.restore_over(read_or_set_aside(folder, FILE));
 }
@@ -52,7 +52,7 @@ impl ExperimentService {
         Self { core, added: Mutex::new(added) }
     }
 
-    /// The tasks run until `end` is true; then the measurements are saved.
+    /// Starts the tasks. They run until `end` is true. Then the measurements are saved.
     pub(crate) fn start(self: &Arc<Self>, end: &watch::Receiver<bool>) -> [JoinHandle<()>; 2] {
         let folder = self.core.config.load().fleet.state.clone();
         [
@@ -95,7 +95,7 @@ impl ExperimentService {
         if saved.is_empty() || !self.core.fleet.lead().is_held() {
             return Ok(());
         }
-        // Cannot fail: no map keys.
+        // This cannot fail, because there are no map keys.
         let bytes = serde_json::to_vec(&saved).unwrap_or_default();
         sluice_fleet::replace_state(folder, FILE, &bytes)
     }

@@ -41,10 +41,10 @@ impl Added {
         self.active.len() + self.left_out.len() < before
     }
 
-    /// Saves the experiments; if that fails, the earlier file stays.
+    /// Saves the experiments. If that fails, the earlier file stays.
     pub(crate) fn save(&self, folder: &Path) -> Result<(), ExperimentError> {
         let all: Vec<_> = self.left_out.iter().map(|(experiment, _)| experiment).chain(&self.active).collect();
-        // Cannot fail: all keys are strings.
+        // This cannot fail, because all keys are strings.
         let bytes = serde_json::to_vec(&all).unwrap_or_default();
         sluice_fleet::replace_state(folder, FILE, &bytes)
             .map_err(|error| ExperimentError::NotSaved { folder: folder.to_owned(), reason: error.to_string() })

@@ -20,7 +20,7 @@ use sluice_config::{Address, Config, FoundPod};
 use sluice_fleet::discovery::{self, Job, Members, PodQuery, PodsView, Seen};
 use sluice_fleet::warm_up_external;
 
-/// Longest pause between looks: engines and configurations change without a notification.
+/// Longest pause between looks, because engines and configurations change without a notification.
 const LOOK: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 8;
@@ -32,7 +32,8 @@ struct Follower {
     members: Members,
     seen: watch::Receiver<Seen>,
     task: JoinHandle<()>,
-    /// The pods in force, which may be those of an earlier selector until pods were listed.
+    /// The pods in force. After a change of the selector, the earlier pods stay until the new ones
+    /// were listed.
     found: Vec<FoundPod>,
 }
 
@@ -74,7 +75,7 @@ async fn keep_finding(core: Arc<Core>, pods: Arc<Pods>, mut end: watch::Receiver
         followers.look(&core);
         if pods.set(followers.found()) {
             let (core, pods) = (Arc::clone(&core), Arc::clone(&pods));
-            // Rebuilds the routing table.
+            // This rebuilds the routing table, so it runs on a thread that may block.
             if let Err(error) = tokio::task::spawn_blocking(move || put_in_force(&core, &pods)).await {
                 tracing::error!(%error, "the pods could not be put in force");
             }

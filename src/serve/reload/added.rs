@@ -2,7 +2,7 @@
 //!
 //! Each change is a reload with these experiments added, and an error changes nothing. The
 //! experiments are saved in the folder of the engines' journal (`fleet.state`). Without them after
-//! a restart, users would leave their arms, and measurements would be lost; so a change that cannot
+//! a restart, users would leave their arms, and measurements would be lost. So a change that cannot
 //! be saved is refused. An experiment of the file can be changed only there.
 
 use super::{ReloadError, Reloader, problem_lines};

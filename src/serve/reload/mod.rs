@@ -64,7 +64,7 @@ impl Reloader {
         let _alone = self.core.alone();
         let result = self.read().and_then(|config| self.apply(config));
         if let Err(refused @ ReloadError::NoFile) = &result {
-            // Nothing was tried: this is not a failed reload.
+            // This is not a failed reload, because nothing was tried.
             tracing::warn!("not reloaded: {refused}");
             return result;
         }

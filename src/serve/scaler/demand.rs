@@ -3,7 +3,7 @@
 //!
 //! The duration of a start is measured from the first sight of an unused backend or pod until its
 //! use. The longest of the last [`STARTS`] counts, because too short an estimate would order
-//! engines too late; durations in the journal take precedence. If several gateways share the
+//! engines too late. Durations in the journal take precedence. If several gateways share the
 //! engines, all loads are added (`cluster/loads.rs`).
 //!
 //! After a restart, capacity and load of the previous day are learned anew. Until then the number
@@ -67,7 +67,7 @@ impl Starts {
 }
 
 impl Demand {
-    /// One look at all pools. Returns the changes in words.
+    /// Looks at all pools once. Returns the changes of the numbers, in words.
     pub(crate) fn step(
         &self,
         config: &Config,
@@ -122,8 +122,8 @@ impl Demand {
         changes
     }
 
-    /// The engines that each controlled pool should run; `None`: all engines of the pool. For pods,
-    /// the number is known after a minute.
+    /// The number of engines that each controlled pool should run; `None`: all engines of the pool.
+    /// A pool of pods is left out until the scaler knows its number, after a minute.
     pub(crate) fn targets(&self, config: &Config) -> Vec<(String, Option<u32>)> {
         let scaled = self.0.lock();
         let target = |pool: &Pool| {
@@ -277,7 +277,8 @@ mod tests {
                 serde_json::json!({ "version": 1, "begun": "", "writes": 1, "known": [], "gateways": { "b": entry } });
             others.see(&Ledger::parse(ledger.to_string().as_bytes()).unwrap(), "a");
         };
-        // Requests from before the first look are not the load of one second.
+        // Requests from before the first look do not count, because they are not the load of one
+        // second.
         write(1, 0.0);
         write(1, 1e9);
         for second in 1..=70 {

@@ -1,8 +1,8 @@
 //! Every second, computes the engines that pools need, and makes the fleet run that number.
 //!
 //! `demand.rs` computes the number; `replicas.rs` sets it for pools of pods. The task runs even if
-//! the online tuner is off. It ends with the tasks that decide about engines: of two gateways, one
-//! publishes and applies.
+//! the online tuner is off. It ends with the tasks that decide about engines, so of two gateways
+//! only one publishes and applies.
 
 mod demand;
 #[cfg(feature = "kubernetes")]

@@ -4,8 +4,8 @@
 //! Then the pods with the highest numbers are drained, and the replicas follow. A field that
 //! another manager owns is left alone.
 //!
-//! Bounds: the API server is asked about a set every [`LOOK`] while nothing changes, not before
-//! [`RETRY`] after an error, otherwise once a second.
+//! Bounds: while nothing changes, the API server is asked about a set every [`LOOK`]. After an
+//! error, it is asked again after [`RETRY`], and otherwise once a second.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) struct Sets(BTreeMap<String, Set>);
 
 #[derive(Debug, Default)]
 struct Set {
-    /// The replicas, and since when the number is known.
+    /// The number of replicas, and when it was read or set.
     have: Option<(u32, Instant)>,
     allowed: Option<Instant>,
     not_before: Option<Instant>,
@@ -32,7 +32,8 @@ struct Set {
     why: String,
 }
 
-/// The least replicas that explain the pods of a set, without pods that are being deleted.
+/// The smallest number of replicas that explains the pods of a set, without pods that are being
+/// deleted.
 fn replicas_seen(seen: &[PodsView], pool: &str, set: &str) -> u32 {
     let pods = seen.iter().filter(|view| view.pool == pool).flat_map(|view| &view.pods);
     let number = |name: &str| name.strip_prefix(set)?.strip_prefix('-')?.parse::<u32>().ok();
@@ -41,7 +42,7 @@ fn replicas_seen(seen: &[PodsView], pool: &str, set: &str) -> u32 {
 }
 
 impl Sets {
-    /// One look at the set of a pool that should run `wanted` pods. `seen`: the existing pods.
+    /// Looks once at the set of a pool that should run `wanted` pods. `seen`: the existing pods.
     pub(super) async fn step(
         &mut self,
         fleet: &Fleet,
@@ -55,7 +56,8 @@ impl Sets {
         if set.not_before.is_some_and(|moment| Instant::now() < moment) {
             return;
         }
-        // With more pods than known, another manager may have raised the number.
+        // With more pods than the known number explains, another manager may have raised the
+        // number, so it is read again.
         let seen = replicas_seen(seen, pool, name);
         set.have = set.have.filter(|(have, _)| seen <= *have);
         match set.follow(fleet, pool, (pods.namespace.as_deref(), name), wanted, may_stop).await {
@@ -104,7 +106,7 @@ impl Set {
             }
             self.allowed = Some(Instant::now());
         }
-        // Pods that are in use stay.
+        // The number stays above `wanted` while the pods beyond it are in use.
         let next = fleet.scale(pool, Some(wanted), may_stop).await.max(wanted);
         // Without the lead, another gateway sets the replicas.
         if (wanted > have || next < have) && fleet.lead().is_held() {

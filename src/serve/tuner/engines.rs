@@ -2,8 +2,8 @@
 //! simulations that forecast a change.
 //!
 //! Bounds: one restart, one simulation of flags and one of limits at a time. A simulation takes a
-//! thread for some seconds of CPU time, and only while objectives are missed: for flags a few times
-//! an hour, for limits before each trial.
+//! thread for some seconds of CPU time. It runs only while objectives are missed: for flags a few
+//! times an hour, for limits before each trial.
 
 use std::collections::BTreeMap;
 use std::ops::DerefMut;
@@ -18,7 +18,7 @@ use sluice_config::{ArgValue, Backend, engine_name};
 use sluice_core::engines::EngineKind;
 use sluice_core::vllm::flags::table::setting;
 use sluice_fleet::driver::EngineSettings;
-use sluice_fleet::{EngineView, RestartError, RestartRequest};
+use sluice_fleet::{EngineView, RestartError, RestartRequest, Trial};
 use sluice_gateway::pool::PoolView;
 use sluice_lab::forecast::{forecast, forecast_limits};
 use sluice_lab::scenario::argv;
@@ -34,7 +34,8 @@ use sluice_online::tuner::Tuner;
 const POLL: Duration = Duration::from_millis(500);
 const SERVES: &str = "serve";
 
-/// Only a refusal of the settings counts against the change; any other error blocks it for now.
+/// Only a refusal of the settings counts against the change. Any other error blocks the change for
+/// now.
 fn refused(error: &RestartError) -> Restarted {
     match error {
         RestartError::Blocked(_)
@@ -140,7 +141,7 @@ impl TunerService {
             return given;
         }
         let mut flags = self.setup(backend, &given).map(|setup| setup.flags()).unwrap_or_default();
-        // vLLM's defaults on every machine.
+        // vLLM has these defaults on every machine.
         flags.entry(EngineFlag::LongPrefillTokenThreshold).or_insert(0.0);
         flags.entry(EngineFlag::PrefillScheduleInterval).or_insert(1.0);
         flags.extend(given);
@@ -149,7 +150,7 @@ impl TunerService {
 
     /// The engine of a backend, if the configuration describes it for a simulation.
     fn setup(&self, backend: &Backend, given: &Flags) -> Option<EngineSetup> {
-        // The simulator has the speed of vLLM.
+        // The simulator has the speed of vLLM, so other kinds of engine have no forecast.
         backend.engine.rules().flags.is_none().then_some(())?;
         let config = self.core.config.load();
         let simulation = &config.tuner.simulation;
@@ -167,11 +168,17 @@ impl TunerService {
             return Restarted::Blocked(format!("its kind of engine has no flag for {}", flag.name()));
         };
         let set = BTreeMap::from([(name.to_owned(), flag.written(value))]);
-        let started =
-            match self.core.fleet.restart(engine, RestartRequest { set, hold, ..RestartRequest::default() }).await {
-                Ok(started) => started.change,
-                Err(error) => return refused(&error),
-            };
+        let returns = self.state.tuner.lock().engine_change().is_some_and(|change| change.from == value);
+        let trial = Some(if returns { Trial::Return } else { Trial::Begin });
+        let started = match self
+            .core
+            .fleet
+            .restart(engine, RestartRequest { set, hold, trial, ..RestartRequest::default() })
+            .await
+        {
+            Ok(started) => started.change,
+            Err(error) => return refused(&error),
+        };
         loop {
             tokio::time::sleep(POLL).await;
             let views = self.core.fleet.views();
@@ -182,11 +189,20 @@ impl TunerService {
             let why = || ended.why.clone().unwrap_or_else(|| ended.outcome.clone());
             return match ended.outcome.as_str() {
                 "done" => Restarted::Done,
-                // Requests took longer than the drain; nothing was changed.
+                // Requests took longer than the drain, so the engine was not changed.
                 "aborted" => Restarted::Blocked(why()),
                 _ => Restarted::Failed(why()),
             };
         }
+    }
+
+    /// Old engines are kept asleep for the change under way only.
+    pub(super) fn end_trials(&self) {
+        let under_way = self.state.tuner.lock().engine_change().cloned();
+        self.core.fleet.end_trials(|engine| {
+            let parts = engine.split_once('/').zip(under_way.as_ref());
+            parts.is_some_and(|((pool, own), change)| change.pool == pool && change.backends.iter().any(|of| of == own))
+        });
     }
 
     fn kind_of(&self, engine: &str) -> Option<EngineKind> {

@@ -1,8 +1,8 @@
 //! Runs the online tuner every second, puts its limits in force, and carries out the orders of
 //! operators.
 //!
-//! One task is for the pools, a slower one for the engines' metrics pages, which only diagnoses
-//! use. Both end when the gateway ends or loses the lead. Neither delays a request.
+//! One task looks at the pools. A slower task reads the engines' metrics pages, which only
+//! diagnoses use. Both end when the gateway ends or loses the lead. Neither delays a request.
 
 mod state;
 mod service;
@@ -37,9 +37,13 @@ async fn keep_tuning(service: Arc<TunerService>, mut end: watch::Receiver<bool>)
             _ = end.wait_for(|ending| *ending) => return,
         }
         let mut looking = live.clone();
-        // A look takes the lock of admission, and a change rebuilds the routing table.
+        // A look takes the lock of admission, and a change rebuilds the routing table, so both run
+        // on a thread that may block.
         match tokio::task::spawn_blocking(move || drive::look(&mut looking)).await {
-            Ok(orders) => drive::carry_out(&mut live, orders),
+            Ok(orders) => {
+                live.0.end_trials();
+                drive::carry_out(&mut live, orders);
+            }
             Err(error) => tracing::error!(%error, "the tuner failed"),
         }
     }

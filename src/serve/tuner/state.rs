@@ -1,7 +1,7 @@
 //! The online tuner with a memory: the last events, counts of events, and two files.
 //!
 //! The files are in the folder of the engines' journal (`fleet.state`). `tuner.json` has the kept
-//! limits; the next gateway goes on with them, unless the configured limits have changed.
+//! limits. The next gateway goes on with them, unless the configured limits have changed.
 //! `tuner.jsonl` has every event, one line each, with observations and simulations. A change under
 //! trial is not kept.
 //!
@@ -29,7 +29,7 @@ use sluice_online::tuner::{Saved, Tuner};
 
 const STATE: &str = "tuner.json";
 const JOURNAL: &str = "tuner.jsonl";
-/// Changes that the admin API shows.
+/// Most events that the admin API shows.
 const EVENTS_SHOWN: usize = 100;
 const JOURNAL_MAX: u64 = 16 << 20;
 
@@ -41,10 +41,10 @@ pub(crate) struct TunerState {
     folder: PathBuf,
     recent: Mutex<VecDeque<TimedEvent>>,
     released: AtomicBool,
-    /// Held while the state is saved: an older state never replaces a newer one.
+    /// Held while the state is saved, so that an older state never replaces a newer one.
     saving: Mutex<()>,
     counts: [AtomicU64; EventKind::ALL.len()],
-    /// While another gateway leads, it has the files, and this one saves nothing.
+    /// While another gateway leads, the files are that gateway's, and this one saves nothing.
     lead: Arc<Lead>,
 }
 
@@ -54,7 +54,8 @@ impl TunerState {
         let (observer, folder) = (Arc::new(Observer::default()), config.fleet.state.clone());
         let mut tuner = Tuner::new(config, &observer, Duration::ZERO);
         let saved: Option<Saved> = read_or_set_aside(&folder, STATE);
-        // Also with the tuner off: changed engines must be changed back.
+        // The state is restored even if the tuner is off, because engines that it changed must be
+        // changed back.
         if let Some(saved) = saved {
             match tuner.restore(saved, &observer, Duration::ZERO) {
                 true => tuner.put(config),
@@ -83,7 +84,8 @@ impl TunerState {
         move |record| observer.record(record, started.elapsed())
     }
 
-    /// An operator's configuration is about to be in force; see [`Tuner::configure`].
+    /// Prepares the tuner and an operator's configuration that is about to be in force; see
+    /// [`Tuner::configure`].
     pub(crate) fn configure(&self, config: &mut Config) {
         self.tuner.lock().configure(config, &self.observer, self.started.elapsed());
     }
@@ -122,7 +124,7 @@ impl TunerState {
             let is_change = kind.is_change();
             self.counts[*kind as usize].fetch_add(1, Ordering::Relaxed);
             let timed = TimedEvent { time: format!("{:.0}", Timestamp::now()), event };
-            // Cannot fail: all keys are strings.
+            // This cannot fail, because all keys are strings.
             lines.extend(serde_json::to_vec(&timed).unwrap_or_default());
             lines.push(b'\n');
             if is_change {
@@ -152,18 +154,18 @@ impl TunerState {
     /// Saves the kept limits, unless another gateway has the files.
     ///
     /// # Errors
-    /// The limits cannot be written; the earlier file stays.
+    /// The limits cannot be written. The earlier file stays.
     pub(crate) fn save(&self) -> std::io::Result<()> {
         let _alone = self.saving.lock();
         if self.released.load(Ordering::Relaxed) || !self.lead.is_held() {
             return Ok(());
         }
-        // Cannot fail: all keys are strings.
+        // This cannot fail, because all keys are strings.
         let bytes = serde_json::to_vec(&self.tuner.lock().saved(self.started.elapsed())).unwrap_or_default();
         sluice_fleet::replace_state(&self.folder, STATE, &bytes)
     }
 
-    /// Saves the limits when no operator waits. A failure is a warning in the log.
+    /// Saves the limits when no operator waits for the result. A failure is a warning in the log.
     pub(crate) fn save_or_warn(&self) {
         if let Err(error) = self.save() {
             tracing::warn!(

@@ -2,7 +2,7 @@
 //!
 //! Only the gateway's user may connect (mode 0600, in a folder of the gateway), and the user of
 //! every visitor is checked. The socket itself is handed over too, so that the path always leads to
-//! the gateway that accepts connections. A killed gateway leaves a path without a listener; the
+//! the gateway that accepts connections. A killed gateway leaves a path without a listener. The
 //! next start replaces it.
 
 use std::fs;
@@ -26,7 +26,7 @@ pub enum DoorError {
     /// Another gateway has this folder.
     #[error("another running gateway answers at {path}; give each its own fleet.state", path = .0.display())]
     Taken(PathBuf),
-    /// Another user commands the folder of the socket.
+    /// Another user controls the folder of the socket.
     #[error("fleet.state: {0}")]
     Untrusted(#[from] Untrusted),
     /// The socket cannot be opened.

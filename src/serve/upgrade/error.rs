@@ -1,7 +1,7 @@
 //! Why an upgrade did not take place, from the view of the new gateway.
 //!
-//! The running gateway goes on, unchanged; its reasons arrive as text. Every message says how to
-//! proceed.
+//! The running gateway goes on, unchanged. The reasons of the running gateway arrive as text. Every
+//! message says how to proceed.
 
 use std::io;
 use std::path::PathBuf;

@@ -24,7 +24,7 @@
 //!
 //! From then on, the old gateway's use counts as foreign use in the new one
 //! (`sluice_gateway::pool`), so the limits hold across both. More upgrades may follow while
-//! gateways drain; each gateway claims for itself and for the gateways before it. `conceded` also
+//! gateways drain. Each gateway claims for itself and for the gateways before it. `conceded` also
 //! says which backends may get work.
 //!
 //! Bounds: one upgrade at a time; eight gateways that drain; messages of 4 MiB; the times in

@@ -24,7 +24,8 @@ use sluice_config::Config;
 use sluice_core::base::BackendId;
 use sluice_gateway::pool::{Admission, BackendView, Cordon, PoolView, Share};
 
-/// Time limit of the running gateway's answer: it first ends the deciders and saves their state.
+/// Time limit of the running gateway's answer. Before it answers, it ends the deciders and saves
+/// their state.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Time limit of the first claims, once this gateway is ready.
 const CLAIMS_MAX: Duration = Duration::from_secs(10);
@@ -65,7 +66,7 @@ pub(crate) struct Predecessor {
 /// gateway waits until this one serves or ends. `stopped`: this gateway must end before it serves.
 ///
 /// # Errors
-/// No gateway runs, or it refuses; nothing has changed.
+/// No gateway runs, or it refuses. Nothing has changed.
 pub async fn take_over(config: &Config, stopped: Arc<AtomicBool>) -> Result<(Opened, Option<Door>), UpgradeError> {
     let folder = &super::folder(config);
     let path = Door::path(folder);
@@ -133,15 +134,15 @@ fn sort(
 }
 
 impl Predecessor {
-    /// Gateways that drain and are connected to this one, directly or through each other.
+    /// Number of draining gateways that are connected to this one, directly or through each other.
     pub(crate) fn gateways(&self) -> Arc<AtomicU32> {
         Arc::clone(&self.gateways)
     }
 
     /// Completes the hand-over once this gateway can serve. The previous gateway claims its use,
     /// names the backends that an operator has taken out of rotation, and claims again once it
-    /// accepts no more connections. Then connections may be accepted. If the previous gateway ends
-    /// meanwhile, this one serves alone.
+    /// accepts no more connections. Then this gateway may accept connections. If the previous
+    /// gateway ends meanwhile, this one serves alone.
     pub(crate) async fn confirm(&mut self, admission: &Admission) -> Result<(), UpgradeError> {
         self.check_stopped()?;
         // If this fails, the next answer gives the reason.
@@ -162,7 +163,7 @@ impl Predecessor {
         }
         let conceded = self.concede(claims, admission);
         let _ = send(&mut self.stream, &conceded).await;
-        // No time limit: the previous gateway may have handed over already.
+        // There is no time limit, because the previous gateway may have handed over already.
         self.unsaid = self.next_claims().await?.map(|claims| self.concede(claims, admission));
         Ok(())
     }
@@ -196,7 +197,7 @@ impl Predecessor {
         }
     }
 
-    /// Claims, or `None` if the process has ended.
+    /// The next claims; `None`: the previous gateway's process has ended.
     async fn claims(&mut self) -> Result<Option<Claims>, UpgradeError> {
         match receive_if_open(&mut self.stream).await? {
             Some(Said::Claims(claims)) => Ok(Some(claims)),

@@ -1,7 +1,7 @@
 //! The messages between two gateways in an upgrade, and the transfer of descriptors.
 //!
-//! A message is a length (4 bytes, little-endian) and JSON. Newer versions may add keys;
-//! [`PROTOCOL`] changes when an older version must not ignore one. Descriptors travel with one
+//! A message is a length (4 bytes, little-endian) and JSON. Newer versions may add keys.
+//! [`PROTOCOL`] changes if an older version must not ignore a new key. Descriptors travel with one
 //! extra byte after [`Answer::Accepted`].
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -62,7 +62,7 @@ pub(crate) enum Port {
     Clients,
     Admin,
     Upgrade,
-    /// Known only to a newer version.
+    /// A kind of socket that only a newer version knows.
     #[serde(other)]
     Unknown,
 }
@@ -75,7 +75,7 @@ pub(crate) struct Ready {}
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Said {
     Claims(Claims),
-    /// The old gateway goes on; the new one must not serve.
+    /// The old gateway goes on. The new one must not serve.
     Withdrawn {
         why: String,
     },
@@ -111,7 +111,7 @@ pub(crate) struct Conceded {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ConcededBackend {
-    /// The part of the claim that may be used now.
+    /// The part of the claim that the old gateway may use now.
     pub(crate) share: Share,
     /// Whether the backend may get work from the new gateway, which manages the engine.
     pub(crate) cordon: Cordon,

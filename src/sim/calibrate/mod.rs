@@ -5,13 +5,14 @@
 //!                  ^------ search (moves constants) <-------- distance
 //! ```
 //!
-//! It is in this crate, not in the command line (`sluice sim fit` only reads files and prints),
-//! because it runs the engine on virtual time and its tests check the built-in constants. The
-//! measurements are in `tests/fixtures/h200`: cells of two machines with the host `quiet` (median
-//! errors 4 % and 2 %), recorded requests, single steps, and mixed traffic through the gateway with
-//! the host `busy` (median error 3 %). `src/lab/tests/measured.rs` compares later runs with the
-//! current gateway. The least accurate cell is the median TTFT of a burst, which depends on which
-//! requests share a prefill step: two runs of the same load on the same server differ by a fifth.
+//! The module is in this crate and not in the command line, because it runs the engine on virtual
+//! time and its tests check the built-in constants. `sluice sim fit` only reads files and prints.
+//! The measurements are in `tests/fixtures/h200`: load tests on two machines, simulated with the
+//! host `quiet` (median errors 4 % and 2 %), recorded requests, single steps, and mixed traffic
+//! through the gateway, simulated with the host `busy` (median error 3 %).
+//! `src/lab/tests/measured.rs` compares later runs with the current gateway. The least accurate
+//! value is the median TTFT of a burst. It depends on which requests share a prefill step, so that
+//! two runs of the same load on the same server differ by a fifth.
 
 mod play;
 pub mod report;

@@ -1,7 +1,7 @@
 //! Plays a row's load against a simulated server on virtual time and measures latencies as a
 //! client.
 //!
-//! The client is a program on the same host. It opens the streams one after the other; each stream
+//! The client is a program on the same host. It opens the streams one after the other. Each stream
 //! sends the next request after the last token of the previous one. Deterministic: arrivals and
 //! step jitter come from seeds. [`rows`](super::rows) bounds the requests.
 
@@ -15,7 +15,7 @@ use crate::virtual_server::{FrontEnd, VirtualServer};
 use crate::{CostModel, Profile};
 use sluice_core::base::Rng;
 
-/// Time between two streams that the client starts or continues.
+/// Time that the client takes to start or continue a stream before it can do so for the next one.
 const CLIENT_GAP: Duration = Duration::from_micros(50);
 
 /// The times of one request as its client sees them, seconds of virtual time.
@@ -73,7 +73,7 @@ pub(super) fn replay(profile: &Profile, server: super::rows::Server, arrivals: &
     replay_as(profile, &row, 0, arrivals)
 }
 
-/// As [`replay`], with the server, the drafts and the CPU of `row`.
+/// Plays `arrivals` as [`replay`] does, with the server, the drafts and the CPU of `row`.
 #[cfg(test)]
 pub(super) fn replay_as(profile: &Profile, row: &Row, draw: u64, arrivals: &[Arrival]) -> Vec<Life> {
     let mut player = Player { server: virtual_server(profile, row, draw), row, lives: Vec::new(), rng: Rng::new(0) };
@@ -159,7 +159,8 @@ impl Player<'_> {
     fn send(&mut self, at: Duration, other: Option<(u32, u32)>) {
         let id = self.lives.len() as u64;
         let (prompt_tokens, output_tokens) = other.unwrap_or((self.row.prompt, self.row.output));
-        // Of half of the requests, the even ones use the base model.
+        // With `half_base`, requests with even ids use the base model, and `turn` counts the
+        // others.
         let turn = if self.row.half_base { id / 2 } else { id };
         let named = self.row.adapters > 0 && !(self.row.half_base && id.is_multiple_of(2));
         let adapter = named.then(|| match self.row.load {

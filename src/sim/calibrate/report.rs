@@ -1,7 +1,7 @@
 //! A fit as a table: the measured and the simulated cells of each row, and a summary of the errors.
 //!
-//! Errors are simulated / measured - 1, in percent. The summary leaves out cells with an error in
-//! brackets.
+//! Errors are simulated / measured - 1, in percent. An error that is not judged is in brackets, and
+//! the summary leaves it out.
 
 use std::fmt::Write;
 

@@ -1,6 +1,6 @@
 //! Measured load tests as CSV: one line per run, with the load that was sent and the results.
 //!
-//! Columns may have any order; a line that begins with `#` is a comment. An empty field means the
+//! Columns may have any order. A line that begins with `#` is a comment. An empty field means the
 //! default of the column or, in a measured column, "not measured". Lengths are tokens, times
 //! milliseconds.
 //!

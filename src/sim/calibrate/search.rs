@@ -1,12 +1,12 @@
 //! Searches for the constants with which simulated rows are closest to the measured ones.
 //!
-//! The distance is the mean over all measured cells of |log(simulated / measured)|. The part beyond
-//! [`TOLERATED`] is added again with the factor [`STRESS`], so that no row is sacrificed for the
-//! others. The median TTFT of a single stream is left out: it depends on a few latencies, not on
-//! queueing.
+//! The distance is the mean over all measured cells of |log(simulated / measured)|. The part of an
+//! error beyond [`TOLERATED`] is added again with the factor [`STRESS`], so that no row is
+//! sacrificed for the others. The median TTFT of a single stream is left out: it depends on a few
+//! latencies, not on queueing.
 //!
 //! A deterministic pattern search moves each constant up and down by a share and keeps
-//! improvements; without an improvement, it reduces the share. Constants on which no row depends do
+//! improvements. Without an improvement, it reduces the share. Constants on which no row depends do
 //! not change. Bounds: a few shares, each with at most [`SWEEPS`] passes through the constants.
 
 use super::play::play;
@@ -20,9 +20,9 @@ const STRESS: f64 = 3.0;
 const THOROUGH: &[f64] = &[0.25, 0.12, 0.06, 0.03];
 /// Most passes through all constants with one share.
 const SWEEPS: usize = 3;
-/// Smaller improvements may be rounding.
+/// Least improvement of the distance that counts. A smaller one may be rounding.
 const GAIN: f64 = 1e-5;
-/// Draws of arrivals and jitter; a cell is their median.
+/// Number of draws of arrivals and jitter. A cell is the median over the draws.
 const DRAWS: u64 = 3;
 
 /// A constant that the search moves within a range.
@@ -212,7 +212,7 @@ fn moved(
     let Some(value) = table.get_mut(*part).and_then(|part| part.get_mut(*key)) else { return Ok(None) };
     let old = value.as_float().unwrap_or(*low);
     let new = (old * factor).clamp(*low, *high);
-    // Rounded to four digits: a file contains exactly the values that were tried.
+    // Rounded to four digits, so that a file contains exactly the values that were tried.
     let digits = 10f64.powi(3 - new.abs().log10().floor() as i32);
     let new = (new * digits).round() / digits;
     if (new - old).abs() < 1e-12 {

@@ -81,7 +81,7 @@ fn steps_take_as_long_as_they_took() {
             prompts: prompts as u32,
             context_read: context as u64,
             attention_pairs: pairs,
-            // The chunks of a step had about the same length.
+            // This assumes that the chunks of a step had about the same length.
             longest_context: pairs / (tokens - (sequences - prompts)).max(1.0),
             adapter: adapter > 0.0,
             ..StepLoad::default()
@@ -147,8 +147,8 @@ fn recorded_requests_wait_as_they_waited() {
             };
             println!("\n{name} {}", if long { "16000/64" } else { "200/128" });
             for (what, of, q, allowed) in [
-                // Half of the short requests meet no long prompt, so their median can be 20 ms or
-                // hundreds.
+                // Half of the short requests meet no long prompt, so the median of all short
+                // requests can be 20 ms or hundreds of ms.
                 ("TTFT p50", Life::ttft as fn(&Life) -> f64, 0.5, 0.40),
                 ("TTFT p90", Life::ttft, 0.9, 0.15),
                 ("TTFT p99", Life::ttft, 0.99, 0.20),
@@ -195,7 +195,7 @@ fn rows_that_the_fit_has_not_seen_are_predicted() {
     }
     let start = Constants::parse("unseen", &table.to_string()).unwrap();
     let rows: Vec<Row> = rows::parse(FIRST).unwrap();
-    // A short search: the full one takes minutes without optimisation.
+    // The search is short, because the full one takes minutes without optimisation.
     let setting = FitSettings { draws: 1, shares: &[0.2], sweeps: 1, ..setting() };
     let cells = setting.play_all(&start, &rows).unwrap();
     let before = table_and_spread("first.csv with guessed constants", &rows, &cells);

@@ -1,10 +1,10 @@
 //! The place of each LoRA adapter: a slot of the GPU, host memory, or only the disk.
 //!
 //! As in vLLM, the GPU (`--max-loras` slots) and host memory (`--max-cpu-loras` adapters, by
-//! default as many) are least-recently-used caches. A step that uses an adapter in neither cache
-//! reads it from disk while all sequences wait; an adapter in host memory is copied to a slot.
-//! Loads are counted here and priced by the cost model. Adapters loaded before the first step
-//! (`--lora-modules`) pass through both caches in order, so the last ones stay.
+//! default as many as slots) are least-recently-used caches. A step that uses an adapter in neither
+//! cache reads the adapter from disk while all sequences wait. An adapter in host memory is copied
+//! to a slot. Loads are counted here and priced by the cost model. Adapters loaded before the first
+//! step (`--lora-modules`) pass through both caches in order, so the last ones stay.
 
 /// Adapters that a step had to load before it could start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,8 +27,8 @@ impl Recent {
         Self { entries: Vec::new(), capacity }
     }
 
-    /// Marks an adapter as used. Returns whether it was present; otherwise it replaces the least
-    /// recently used one of a full set.
+    /// Marks an adapter as used. Returns whether it was present. An adapter that was not is added;
+    /// in a full set, it replaces the least recently used one.
     fn touch(&mut self, adapter: u16) -> bool {
         let place = self.entries.iter().position(|entry| *entry == adapter);
         match place {

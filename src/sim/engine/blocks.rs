@@ -1,14 +1,14 @@
 //! The KV blocks of one engine: held, free, and findable by their content.
 //!
 //! A block holds [`BLOCK_TOKENS`] tokens; one of `total` blocks is the null block, as in vLLM. A
-//! full block may be *published* under the hash of all tokens up to its end; later requests with
+//! full block may be *published* under the hash of all tokens up to its end. Later requests with
 //! the same prefix share it. A published block without owners is free, but is found by its hash
 //! until it is allocated again.
 //!
 //! Order of reuse (vLLM 0.32, `BlockPool`): blocks are allocated from the front of the free list.
 //! Blocks without a hash return to the front (last in, first out). Published blocks return to the
 //! end, the last block of a sequence first, so that the oldest and least shared blocks are
-//! overwritten first. Several blocks may be published under one hash; the first of them is found.
+//! overwritten first. Several blocks may be published under one hash. The first of them is found.
 //!
 //! Invariants: `owners` is the number of sequences that hold the block; exactly the blocks without
 //! owners are in the free list; free + held = usable. Memory: 32 bytes per block and one map entry
@@ -16,6 +16,8 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+
+use super::id::SequenceId;
 
 /// Tokens in one block.
 pub const BLOCK_TOKENS: u32 = 16;
@@ -57,9 +59,29 @@ struct Block {
     previous_twin: BlockId,
 }
 
+/// A change of the published blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockChange {
+    /// A sequence has published these blocks, which follow the block `parent`.
+    Stored {
+        /// The sequence.
+        id: SequenceId,
+        /// The hash of the block before; `None`: the sequence begins here.
+        parent: Option<u64>,
+        /// The hashes of the blocks.
+        hashes: Vec<u64>,
+    },
+    /// A block was overwritten.
+    Removed(u64),
+    /// No block is published any more.
+    Cleared,
+}
+
 /// The pool of KV blocks of one engine.
 #[derive(Clone, Debug)]
 pub struct Blocks {
+    /// The changes since they were last taken, if they are recorded.
+    changes: Option<Vec<BlockChange>>,
     blocks: Vec<Block>,
     free: u32,
     published: HashMap<u64, BlockId, BuildHasherDefault<AsIs>>,
@@ -70,7 +92,23 @@ impl Blocks {
     pub fn new(total: u32) -> Self {
         let total = total.max(1);
         let ring = |id: u32| Block { next: (id + 1) % total, previous: (id + total - 1) % total, ..Block::default() };
-        Self { blocks: (0..total).map(ring).collect(), free: total - 1, published: HashMap::default() }
+        let (blocks, free) = ((0..total).map(ring).collect(), total - 1);
+        Self { blocks, free, published: HashMap::default(), changes: None }
+    }
+
+    /// Records changes from now on. The caller takes them after each step.
+    pub(super) fn record_changes(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    pub(super) fn take_changes(&mut self) -> Vec<BlockChange> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    pub(super) fn record(&mut self, change: BlockChange) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
     }
 
     /// Number of blocks that `tokens` tokens need.
@@ -146,6 +184,7 @@ impl Blocks {
             return;
         }
         self.blocks[id as usize].hash = 0;
+        self.record(BlockChange::Removed(hash));
         if next_twin == id {
             self.published.remove(&hash);
             return;
@@ -166,6 +205,7 @@ impl Blocks {
             return false;
         }
         self.published.clear();
+        self.record(BlockChange::Cleared);
         self.blocks.iter_mut().for_each(|block| block.hash = 0);
         true
     }

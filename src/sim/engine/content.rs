@@ -78,6 +78,11 @@ impl Chain {
         Self { hash: hash_two(salt, adapter), blocks: 0 }
     }
 
+    /// The hash of the last hashed block; `None`: there is none.
+    pub(super) fn last(&self) -> Option<u64> {
+        (self.blocks > 0).then_some(self.hash)
+    }
+
     pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }

@@ -9,7 +9,7 @@
 //! sequence that ends in N keeps its place and its blocks until N + 1 has run. An idle engine plans
 //! at once.
 //!
-//! Pure: no clock, no I/O. The caller bounds the number of requests; every admitted request ends
+//! Pure: no clock, no I/O. The caller bounds the number of requests. Every admitted request ends
 //! exactly once. The rules follow vLLM 0.33 and are checked against recordings of its scheduler
 //! (`tests/traces.rs`). Speculative decoding is in [`speculation`]. Not simulated: encoders, KV
 //! transfer, sliding windows.
@@ -30,7 +30,7 @@ mod timing;
 mod tests;
 
 pub use adapters::AdapterLoads;
-pub use blocks::{BLOCK_TOKENS, Blocks};
+pub use blocks::{BLOCK_TOKENS, BlockChange, Blocks};
 pub use content::Content;
 pub use id::SequenceId;
 pub use outcome::{Admitted, Emitted, PrefixStats, StepOutcome};

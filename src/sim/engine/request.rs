@@ -53,7 +53,7 @@ pub struct EngineConfig {
     pub watermark: f64,
     /// Order of admission.
     pub policy: Policy,
-    /// Maximum distinct adapters in the running list. 0 if LoRA is off; then no request may name an
+    /// Maximum distinct adapters in the running list. 0 if LoRA is off. Then no request may name an
     /// adapter.
     pub max_loras: u32,
     /// Adapters in host memory; at least `max_loras`.
@@ -62,6 +62,8 @@ pub struct EngineConfig {
     pub async_scheduling: bool,
     /// Speculative decoding.
     pub speculation: Option<Speculation>,
+    /// Record the changes of the prefix cache.
+    pub kv_events: bool,
     /// Seed of the step jitter.
     pub seed: u64,
 }
@@ -85,6 +87,7 @@ impl Default for EngineConfig {
             max_cpu_loras: 0,
             async_scheduling: true,
             speculation: None,
+            kv_events: false,
             seed: 0,
         }
     }
@@ -117,8 +120,9 @@ pub struct Request {
     pub priority: i64,
     /// Time of arrival on the caller's clock. Decides between equal priorities.
     pub arrived: Duration,
-    /// Whether it ends with a stop token and not at the token limit. Asynchronous scheduling cannot
-    /// foresee a stop token, so the next step computes one more token, which is discarded.
+    /// Whether the sequence ends with a stop token and not at the token limit. Asynchronous
+    /// scheduling cannot foresee a stop token, so the next step computes one more token, which is
+    /// discarded.
     pub stops: bool,
     /// Content of the blocks, for the prefix cache.
     pub content: Content,
@@ -130,8 +134,8 @@ pub struct Request {
     /// Index of this choice among the `n` choices of the prompt. The API server reads a prompt
     /// once.
     pub choice: u32,
-    /// Whether it ignores cached blocks (as with `prompt_logprobs`). Other sequences may still
-    /// share its blocks.
+    /// Whether the sequence ignores cached blocks (as with `prompt_logprobs`). Other sequences may
+    /// still share its blocks.
     pub skip_cached: bool,
 }
 

@@ -2,11 +2,12 @@
 //! scheduler.
 //!
 //! 1. The budget is `max_num_batched_tokens`, the cap per request `long_prefill_token_threshold`.
-//! 2. Running sequences first, in list order: chunk = min(tokens - computed, cap, budget). If
-//!    blocks are missing, a sequence is preempted.
-//! 3. Then the queue in order, unless a sequence was preempted, while budget and `max_num_seqs`
-//!    allow. A request whose adapter would exceed `max_loras` keeps its place and is skipped.
-//!    Admission stops at the first prompt for which too few blocks are free.
+//! 2. Running sequences advance first, in list order: chunk = min(tokens - computed, cap, budget).
+//!    If blocks are missing, a sequence is preempted.
+//! 3. Then waiting sequences start in the order of the queue, unless a sequence was preempted,
+//!    while budget and `max_num_seqs` allow. A request whose adapter would exceed `max_loras` keeps
+//!    its place and is skipped. Admission stops at the first prompt for which too few blocks are
+//!    free.
 //!
 //! `prefill_schedule_interval` N delays prefills, also of running sequences, while a sequence
 //! decodes: after a step that carried prefill, the next N - 1 steps carry none. The delay ends
@@ -19,7 +20,7 @@
 //! A running long prompt takes the budget before later short ones. The gateway works against this
 //! head-of-line blocking, so the order must match vLLM's.
 
-use super::blocks::{BLOCK_TOKENS, Blocks};
+use super::blocks::{BLOCK_TOKENS, BlockChange, Blocks};
 use super::content::Chain;
 use super::outcome::Admitted;
 use super::request::{Pause, Policy};
@@ -39,7 +40,7 @@ struct Limits {
 struct Found {
     blocks: Vec<u32>,
     chain: Chain,
-    /// Number of these blocks without an owner: sharing takes them from the free list.
+    /// Number of the found blocks that have no owner. Sharing takes them from the free list.
     ownerless: u32,
 }
 
@@ -141,7 +142,7 @@ impl Engine {
             let request = &self.sequences[self.running[at] as usize].request;
             (request.priority, request.arrived)
         };
-        // Of equally urgent sequences, the first one in the list.
+        // Of equally urgent sequences, the first one in the list is chosen.
         (1..=last).fold(0, |worst, at| if urgency(at) > urgency(worst) { at } else { worst })
     }
 
@@ -222,7 +223,7 @@ impl Engine {
         }
         self.publish(slot, cached + chunk);
         limits.budget -= chunk;
-        // A chunk of only the last token is a decode.
+        // A chunk of only the last token is a decode, not prefill.
         limits.prefills |= cached < tokens - 1;
         Some(admitted)
     }
@@ -256,18 +257,26 @@ impl Engine {
     }
 
     /// Publishes the full blocks among the first `tokens` tokens of a sequence. Prompt blocks are
-    /// published when they are scheduled, so that a second prompt in the same step shares them;
-    /// generated tokens once they are known, with asynchronous scheduling a step later.
+    /// published when they are scheduled, so that a second prompt in the same step shares them.
+    /// Blocks with generated tokens are published once the tokens are known, which with
+    /// asynchronous scheduling is a step later.
     pub(super) fn publish(&mut self, slot: Slot, tokens: u32) {
         if !self.config.prefix_caching {
             return;
         }
         let sequence = &mut self.sequences[slot as usize];
+        let (id, parent, mut hashes) = (sequence.request.id, sequence.chain.last(), Vec::new());
         while (sequence.chain.blocks() + 1) * BLOCK_TOKENS <= tokens {
             let place = sequence.chain.blocks() as usize;
             let (longer, hash) = sequence.next_hash();
             self.blocks.publish(sequence.blocks[place], hash);
             sequence.chain = longer;
+            if self.config.kv_events {
+                hashes.push(hash);
+            }
+        }
+        if !hashes.is_empty() {
+            self.blocks.record(BlockChange::Stored { id, parent, hashes });
         }
     }
 }

@@ -61,7 +61,8 @@ pub(super) struct Sequence {
     pub(super) drafts: u32,
     /// Whether it has sampled no token since it was admitted.
     pub(super) prefilling: bool,
-    /// Whether it sampled a token in the previous step, unknown to asynchronous scheduling.
+    /// Whether it sampled a token in the previous step. Asynchronous scheduling does not know this
+    /// token yet.
     pub(super) sampled: bool,
     /// Whether admission skipped it because of its adapter.
     pub(super) deferred: bool,
@@ -96,8 +97,9 @@ impl Sequence {
 pub(super) struct Queue {
     policy: Policy,
     waiting: BTreeMap<Rank, Slot>,
-    /// The last ranks given at the back and at the front.
+    /// The last rank given at the back.
     back: i64,
+    /// The last rank given at the front.
     front: i64,
 }
 

@@ -7,9 +7,10 @@
 //! Acceptance is a rate for each position: entry i is the share of drafts of which the first i + 1
 //! tokens were accepted, as `vllm:spec_decode_num_accepted_tokens_per_pos` divided by
 //! `vllm:spec_decode_num_drafts` shows it. Beyond the given positions, the rates continue to fall
-//! by the ratio of the last two. The simulator draws each draft independently, although in real
-//! texts accepted parts alternate with rejected parts. Texts of which more is accepted end after
-//! fewer steps, which a mean over all texts hides; so there are [`Speculation::kinds`].
+//! by the ratio of the last two. The simulator draws each draft independently, although in a real
+//! text parts with many accepted drafts alternate with parts with few. Texts of which more is
+//! accepted end after fewer steps. A mean over all texts hides this, so there are
+//! [`Speculation::kinds`].
 
 use super::id::SequenceId;
 use sluice_core::base::Rng;
@@ -17,7 +18,8 @@ use sluice_core::vllm::drafts::POSITIONS;
 
 /// The most drafts of a sequence in a step.
 pub const MAX_DRAFTS: u32 = POSITIONS as u32;
-/// Assumed chance that a draft is accepted after the draft before it, if no rate is known.
+/// Assumed chance that a draft is accepted if the draft before it was accepted. Used if no rate is
+/// known.
 const UNKNOWN: f64 = 0.7;
 
 /// The part of the engine that proposes drafts.
@@ -33,25 +35,25 @@ pub enum Drafter {
 /// Speculative decoding as flags and measurements describe it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speculation {
-    /// The proposing part.
+    /// The part that proposes drafts.
     pub drafter: Drafter,
     /// The most drafts of a sequence, 1 to [`MAX_DRAFTS`].
     pub tokens: u32,
     /// Share of drafts accepted up to each position; falling, each from 0 to 1. Empty: unknown.
     pub acceptance: Vec<f64>,
-    /// The same for further kinds of texts. The id of a sequence decides the kind: all kinds in
-    /// turn.
+    /// The acceptance for further kinds of texts. The id of a sequence decides its kind, so that
+    /// sequences have all kinds in turn.
     pub kinds: Vec<Vec<f64>>,
     /// Share of decoding sequences for which a draft is found.
     pub proposed: f64,
-    /// Mean tokens of a draft that is looked up, from half of `tokens` to `tokens`: a repeated part
-    /// may be shorter than `tokens`. `vllm:spec_decode_num_draft_tokens` divided by
-    /// `vllm:spec_decode_num_drafts`.
+    /// Mean tokens of a draft that is looked up, from half of `tokens` to `tokens`, because a
+    /// repeated part may be shorter than `tokens`. It is `vllm:spec_decode_num_draft_tokens`
+    /// divided by `vllm:spec_decode_num_drafts`.
     pub length: f64,
     /// Whether all requests have temperature 0, so that verification compares tokens only.
     pub is_greedy: bool,
-    /// Drafts by the number of scheduled sequences, as first, last and drafts. Empty: always
-    /// `tokens`.
+    /// The most drafts of a sequence for ranges of the number of scheduled sequences, each as
+    /// first, last and drafts. Empty: always `tokens`.
     pub by_sequences: Vec<(u32, u32, u32)>,
 }
 
@@ -105,7 +107,7 @@ impl Speculation {
         if tokens > 1 && short > 0.0 && rng.unit() < short { 1 + rng.below(tokens as usize - 1) as u32 } else { tokens }
     }
 
-    /// Share of drafts shorter than `tokens`; all shorter lengths are equally frequent.
+    /// Share of drafts shorter than `tokens`. All shorter lengths are equally frequent.
     fn short_share(&self) -> f64 {
         let most = f64::from(self.tokens);
         if self.drafter == Drafter::Model { 0.0 } else { (2.0 * (1.0 - self.length / most)).clamp(0.0, 1.0) }

@@ -1,14 +1,14 @@
 //! The step loop: takes arrivals, carries out a plan, computes the duration, and removes sequences
 //! that ended.
 //!
-//! [`schedule`](super::schedule) makes the plans. The header of the folder states the rules.
+//! [`schedule`](super::schedule) makes the plans. The header of `mod.rs` states the rules.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 use std::time::Duration;
 
 use super::adapters::{AdapterLoads, Adapters};
-use super::blocks::Blocks;
+use super::blocks::{BlockChange, Blocks};
 use super::content::Content;
 use super::id::{IdHasher, SequenceId};
 use super::outcome::{Emitted, PrefixStats, StepOutcome};
@@ -29,30 +29,32 @@ pub struct Engine {
     pub(super) cost: CostModel,
     pub(super) rng: Rng,
     pub(super) blocks: Blocks,
-    /// Sequences by slot. A vacant slot has no place.
+    /// Sequences by slot. In a vacant slot, `place` is `None`.
     pub(super) sequences: Vec<Sequence>,
     pub(super) vacant: Vec<Slot>,
     pub(super) slots: HashMap<SequenceId, Slot, BuildHasherDefault<IdHasher>>,
     pub(super) running: Vec<Slot>,
     pub(super) waiting: Queue,
-    /// Requests that arrived during the current step, and during the step before.
+    /// Requests that arrived during the current step.
     pub(super) fresh: Vec<Slot>,
+    /// Requests that arrived during the step before.
     pub(super) staged: Vec<Slot>,
-    /// Sequences in the running list that have ended, and aborted ones that must be removed.
+    /// Number of sequences in the running list that have ended.
     pub(super) ending: usize,
+    /// Aborted sequences that must be removed.
     pub(super) leaving: Vec<Slot>,
     pub(super) deferred: usize,
     pub(super) adapters: Adapters,
     pub(super) prefix: PrefixStats,
     pub(super) drafts: DraftStats,
-    /// Draws the accepted drafts, apart from the jitter.
+    /// Draws the accepted drafts. The jitter has another generator.
     pub(super) acceptance: Rng,
     pub(super) pause: Pause,
-    /// Steps since the last one that carried prefill, and whether the last admission left requests
-    /// in the queue for lack of room.
+    /// Steps since the last one that carried prefill.
     pub(super) since_prefill: u32,
+    /// Whether the last admission left requests in the queue for lack of room.
     pub(super) admission_was_short: bool,
-    /// Sequences of the last step.
+    /// Number of sequences in the last step.
     pub(super) last_sequences: u32,
     /// For tests: free blocks when the step was planned, and the tokens by which each sequence
     /// advanced.
@@ -63,9 +65,13 @@ pub struct Engine {
 impl Engine {
     /// An idle engine.
     pub fn new(config: EngineConfig, cost: CostModel) -> Self {
+        let mut blocks = Blocks::new(config.num_blocks);
+        if config.kv_events {
+            blocks.record_changes();
+        }
         Self {
             rng: Rng::new(config.seed),
-            blocks: Blocks::new(config.num_blocks),
+            blocks,
             waiting: Queue::new(config.policy),
             adapters: Adapters::new(config.max_loras, config.max_cpu_loras),
             drafts: DraftStats::new(config.speculation.as_ref()),
@@ -92,7 +98,7 @@ impl Engine {
     }
 
     /// Loads an adapter into host memory and a GPU slot before a request names it, as vLLM's start
-    /// does for each of `--lora-modules`. Returns the time for which the engine is busy; the caller
+    /// does for each of `--lora-modules`. Returns the time for which the engine is busy. The caller
     /// lets it pass. Does nothing without LoRA.
     pub fn load_adapter(&mut self, adapter: u16) -> Duration {
         if self.config.max_loras == 0 {
@@ -103,7 +109,7 @@ impl Engine {
         self.cost.adapter_loading(&load)
     }
 
-    /// Adds a request. The next plan considers it; with asynchronous scheduling, the plan after the
+    /// Adds a request. The next plan considers it. With asynchronous scheduling, the plan after the
     /// next.
     ///
     /// # Errors
@@ -189,8 +195,8 @@ impl Engine {
         Some(StepOutcome { gpu, preparation, launch, exposed, load, emitted, admitted, preempted, adapter_loads })
     }
 
-    /// Makes requests that were added since the last step began available to the next plan. For a
-    /// caller that plans later than at the beginning of a step.
+    /// Makes requests that were added since the last step began available to the next plan. This is
+    /// for a caller that plans later than at the beginning of a step.
     pub fn stage_fresh(&mut self) {
         for slot in self.fresh.drain(..) {
             self.sequences[slot as usize].place = Some(Place::Staged);
@@ -235,7 +241,7 @@ impl Engine {
             match sequence.place {
                 Some(Place::Waiting) => self.dequeue(slot),
                 Some(Place::Staged) => self.staged.retain(|other| *other != slot),
-                // The next iteration over the running list drops it.
+                // The next iteration over the running list drops the sequence.
                 Some(Place::Running) => {
                     self.ending -= 1;
                     self.compute(slot, load);
@@ -405,7 +411,7 @@ impl Engine {
         self.pause = pause;
     }
 
-    /// Forgets all cached blocks; with `preempt`, preempts all running sequences first. Returns
+    /// Forgets all cached blocks. With `preempt`, preempts all running sequences first. Returns
     /// whether it was done: as in vLLM, not while a block is held.
     pub fn reset_prefix_cache(&mut self, preempt: bool) -> bool {
         if preempt {
@@ -415,6 +421,11 @@ impl Engine {
             }
         }
         self.blocks.forget_all()
+    }
+
+    /// The changes of the prefix cache since the last call.
+    pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        self.blocks.take_changes()
     }
 
     /// Whether no sequence is left, except sequences that are ending.

@@ -1,7 +1,7 @@
 //! One test per rule of vLLM's step loop, and properties that hold under any load (`properties`).
 //!
 //! Rules are tested without asynchronous scheduling, so that a step shows the effect of the one
-//! before; a few tests cover asynchronous scheduling.
+//! before. A few tests cover asynchronous scheduling.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -42,8 +42,9 @@ pub(crate) struct Choice {
     texts: Arc<TextModel>,
     wanted: OutputOptions,
     shown: u32,
-    /// Text so far and bytes sent. Only used if a stop string may begin in the text.
+    /// Text so far. Only used if a stop string may begin in it.
     text: String,
+    /// Bytes of `text` that were sent.
     sent: usize,
     /// Offset in characters at which the text of the next token begins, for log probabilities.
     offset: usize,

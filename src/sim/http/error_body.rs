@@ -32,7 +32,7 @@ impl ErrorBody {
         Self { status: 404, kind: "NotFoundError", param: param.map(str::to_owned), message }
     }
 
-    /// The client disconnected before the request was complete: no response is written.
+    /// The client disconnected before the request was complete, so no response is written.
     pub(crate) fn client_gone() -> Self {
         Self { status: 0, kind: "", param: None, message: String::new() }
     }

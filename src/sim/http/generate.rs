@@ -35,7 +35,7 @@ pub(crate) struct ResolvedModel {
     pub(crate) adapter: Option<u16>,
 }
 
-/// Finds the model with this name; without a name, the base model.
+/// Finds the model with this name. Without a name, returns the base model.
 ///
 /// # Errors
 /// 404 for an unknown name.
@@ -104,6 +104,7 @@ pub(crate) fn start(
                 finish,
                 max_tokens: *limit,
                 n: request.n,
+                session: request.session.clone(),
             });
             choices.push(Choice::new(output, prompt.clone(), Arc::clone(texts), wanted.clone()));
             ids.push(id);

@@ -1,6 +1,6 @@
 //! Reads the body of a request, and builds a reply; used by all routes.
 //!
-//! Bodies are bounded by [`MAX_BODY`]; a larger body is refused with 413.
+//! Bodies are bounded by [`MAX_BODY`]. A larger body is refused with 413.
 
 use std::convert::Infallible;
 

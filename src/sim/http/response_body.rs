@@ -47,7 +47,7 @@ pub(crate) struct ResponseBody {
     collector: Arc<OutputCollector>,
     format: ResponseWriter,
     choices: Vec<Choice>,
-    /// Tokens of all prompts; a prompt with several choices counts once.
+    /// Tokens of all prompts. A prompt with several choices counts once.
     prompt_tokens: u64,
     news: Vec<Progress>,
     keep_alive: Option<(Duration, Pin<Box<Sleep>>)>,

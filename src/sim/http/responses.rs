@@ -141,7 +141,7 @@ fn invalid(status: u16, param: &str, message: String) -> ErrorBody {
     ErrorBody { status, kind: "invalid_request_error", param: Some(param.to_owned()), message }
 }
 
-/// The error for any response id: nothing is stored.
+/// The error for any response id, because no response is stored.
 pub(crate) fn unknown(id: &str) -> ErrorBody {
     invalid(404, "response_id", format!("Response with id '{id}' not found."))
 }
@@ -158,7 +158,7 @@ pub(crate) struct ResponsesWriter {
     model: String,
     echo: EchoedFields,
     number: u64,
-    /// The text so far; the last events repeat it.
+    /// The text so far. The last events repeat it.
     text: String,
     /// The tool that is called, if the text is the arguments of a call.
     call: Option<CalledTool>,
@@ -224,6 +224,8 @@ impl ResponsesWriter {
             Some(Finish::Length) => "incomplete",
             Some(_) => "completed",
         };
+        let times = usage.and_then(|usage| usage.timing);
+        let times = times.map_or_else(String::new, |times| format!(",\"metrics\":{}", wire::metrics(times, true)));
         let usage = usage.map_or("null".to_owned(), |usage| {
             let UsageCounts { prompt, completion, cached, .. } = usage;
             format!(
@@ -241,7 +243,7 @@ impl ResponsesWriter {
              \"temperature\":{temperature},\"tool_choice\":{tool_choice},\"tools\":{tools},\"top_p\":{top_p},\"background\":false,\
              \"max_output_tokens\":{max_output_tokens},\"max_tool_calls\":null,\"previous_response_id\":null,\
              \"prompt\":null,\"reasoning\":null,\"service_tier\":\"auto\",\"status\":\"{status}\",\"text\":null,\
-             \"top_logprobs\":null,\"truncation\":\"disabled\",\"usage\":{usage},\"user\":{user},\"presence_penalty\":{},\
+             \"top_logprobs\":null,\"truncation\":\"disabled\",\"usage\":{usage},\"user\":{user}{times},\"presence_penalty\":{},\
              \"frequency_penalty\":{},\"kv_transfer_params\":null,\"ec_transfer_params\":null,\"input_messages\":null,\
              \"output_messages\":null}}",
             self.id, self.created, self.model, self.echo.presence_penalty, self.echo.frequency_penalty

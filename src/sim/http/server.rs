@@ -2,7 +2,7 @@
 //!
 //! HTTP/1.1 as uvicorn serves it: idle connections close after `--timeout-keep-alive`, errors are
 //! vLLM's objects, unknown routes get 404. A client that closes the connection aborts the request.
-//! [`spawn`] runs a server on the current tokio runtime; a process can run several. Bodies are
+//! [`spawn`] runs a server on the current tokio runtime. A process can run several. Bodies are
 //! bounded by [`MAX_BODY`](crate::http::reply::MAX_BODY).
 
 use std::net::SocketAddr;
@@ -14,10 +14,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
+use tokio::sync::broadcast::Sender;
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
 use crate::http::routes;
+use crate::observe::kv_events::Publisher;
 use crate::observe::stats::{Ended, Stats};
 use crate::process::config::SimConfig;
 use crate::process::fault::Fault;
@@ -60,7 +62,7 @@ pub struct Snapshot {
     pub prefix: (u64, u64),
 }
 
-/// A running server. Dropping the handle leaves the server running; [`Handle::shutdown`] ends it.
+/// A running server. Dropping the handle leaves the server running. [`Handle::shutdown`] ends it.
 #[derive(Debug)]
 pub struct Handle {
     addr: SocketAddr,
@@ -74,8 +76,12 @@ pub fn spawn(config: SimConfig, listener: TcpListener) -> std::io::Result<Handle
     let fault = config.fault;
     let shared = Arc::new(ServerState::new(config));
     let tasks = TaskTracker::new();
-    for rank in &shared.ranks {
-        tasks.spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(rank)).run());
+    for (number, rank) in shared.ranks.iter().enumerate() {
+        let events = shared.config.kv_events.map(|port| Publisher::bind(addr.ip(), port, number)).transpose()?;
+        if let Some(events) = &events {
+            let _ = rank.kv_messages.set(events.messages());
+        }
+        tasks.spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(rank), events).run());
     }
     tasks.spawn(accept(listener, Arc::clone(&shared), tasks.clone()));
     if let Some(fault) = fault {
@@ -90,8 +96,8 @@ impl Handle {
         self.addr
     }
 
-    /// Totals and current state of all data-parallel ranks together; `kv_usage` is of the fullest
-    /// rank, `most` of the rank with the most.
+    /// Totals and current state of all data-parallel ranks together; `kv_usage` is the value of the
+    /// fullest rank, and `most` the largest value of any rank.
     pub fn snapshot(&self) -> Snapshot {
         let in_flight = self.shared.concurrency.lock().in_flight;
         let sum = self.by_rank().into_iter().reduce(|sum, rank| Snapshot {
@@ -110,6 +116,16 @@ impl Handle {
             prefix: (sum.prefix.0 + rank.prefix.0, sum.prefix.1 + rank.prefix.1),
         });
         Snapshot { in_flight, ..sum.unwrap_or_default() }
+    }
+
+    /// Subscribers of the KV events of all ranks.
+    pub fn kv_subscribers(&self) -> usize {
+        self.shared.ranks.iter().map(|rank| rank.kv_messages.get().map_or(0, Sender::receiver_count)).sum()
+    }
+
+    /// Blocks that are published in the prefix caches of all ranks.
+    pub fn published_blocks(&self) -> usize {
+        self.shared.ranks.iter().map(|rank| rank.stats.lock().prefix_blocks).sum()
     }
 
     /// Totals and current state of each data-parallel rank. `in_flight` is known only for the whole

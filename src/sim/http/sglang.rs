@@ -1,7 +1,7 @@
 //! The pages and errors that SGLang has in place of vLLM's.
 //!
 //! `/health_generate` waits a second, as in SGLang, and 20 s if the engine hangs. Field names and
-//! texts are from SGLang 0.5.23; the values are the simulator's. Other routes and generated answers
+//! texts are from SGLang 0.5.23. The values are the simulator's. Other routes and generated answers
 //! have the same form as in vLLM.
 
 use std::fmt::Write;
@@ -121,7 +121,7 @@ pub(super) fn metrics(shared: &ServerState, stats: &Stats) -> String {
     page.value("generation_tokens_total", "counter", stats.generation_tokens as f64);
     page.value("num_retracted_requests_total", "counter", stats.preemptions as f64);
     let steps = stats.iteration.cumulative(f64::INFINITY);
-    // Moves only with a report.
+    // As in SGLang, the counter moves only every [`REPORT_STEPS`] steps, with a report.
     let reported = if steps.count < REPORT_STEPS { steps.count.min(1) as f64 } else { steps.sum };
     page.value("realtime_tokens_total", "counter", reported);
     page.histogram("time_to_first_token_seconds", &stats.ttft);

@@ -1,7 +1,7 @@
 //! The bytes of OpenAI responses, chunks and bodies, exactly as vLLM writes them.
 //!
 //! Key order and null fields follow captures of a real server. The role chunk has
-//! `prompt_token_ids` and `prompt_text`; the last content chunk has `finish_reason` and
+//! `prompt_token_ids` and `prompt_text`. The last content chunk has `finish_reason` and
 //! `stop_reason`. `system_fingerprint` is on the usage chunk or, without one, on every chunk with a
 //! `finish_reason`. Events are `data: <compact JSON>\n\n`, the last one `data: [DONE]\n\n`. An
 //! end-of-sequence token is counted, but has no text.
@@ -168,7 +168,7 @@ impl ChunkWriter {
         self
     }
 
-    /// Writes the chunk that opens a choice of a chat; a completion has none.
+    /// Writes the chunk that opens a choice of a chat. A completion has none.
     pub fn role(&self, out: &mut String, choice: usize, prompt_ids: Option<&str>, usage: UsageCounts) {
         if self.kind == RequestKind::Completion {
             return;
@@ -353,7 +353,7 @@ fn write_usage(out: &mut String, usage: UsageCounts) {
 }
 
 /// The engine's times in milliseconds. `nulls`: fields without a value are shown, too.
-fn metrics(timing: Timing, nulls: bool) -> String {
+pub(crate) fn metrics(timing: Timing, nulls: bool) -> String {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let inference = ms(timing.prefill + timing.decode);
     let mean_itl = (timing.tokens > 1).then(|| ms(timing.decode) / f64::from(timing.tokens - 1));

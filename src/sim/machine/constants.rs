@@ -73,11 +73,12 @@ pub struct KernelConstants {
     /// one. With 0, a partly filled wave takes time in proportion to its tiles; with 1, as long as
     /// a full wave.
     pub idle_share: f64,
-    /// Upper bound on the cost of idle multiprocessors, as a factor over the time in proportion to
-    /// tiles. It matters below a full wave, where contexts are split over idle multiprocessors.
+    /// Upper bound on the time of attention with idle multiprocessors, as a multiple of the time in
+    /// proportion to tiles. It matters below a full wave, where contexts are split over idle
+    /// multiprocessors.
     pub split_penalty: f64,
-    /// Tokens for each multiprocessor that are added to the time of linear layers with fp8 weights
-    /// and more tokens than a tile: fp8 kernels fill the GPU only with thousands of tokens.
+    /// Tokens for each multiprocessor whose time is added to linear layers with fp8 weights and
+    /// more tokens than a tile, because fp8 kernels fill the GPU only with thousands of tokens.
     #[serde(default = "fp8_idle_tokens")]
     pub fp8_idle_tokens: f64,
 }
@@ -152,7 +153,8 @@ pub struct StepConstants {
     pub adapter_read_gb_per_s: f64,
     /// Rate at which an adapter is copied from host memory into a GPU slot, 10^9 bytes per second.
     pub adapter_copy_gb_per_s: f64,
-    /// Per draft that is verified, besides its token: its row of the vocabulary in the sampler.
+    /// Per draft that is verified, for the draft's row of the vocabulary in the sampler. The
+    /// draft's token is counted separately.
     #[serde(default = "draft_us")]
     pub draft_us: f64,
     /// Standard deviation of the logarithm of a step's GPU time.
@@ -192,8 +194,9 @@ pub struct HostConstants {
     /// `step_us`. The constants of engines that plan ahead were fitted without it.
     #[serde(default = "admit_share")]
     pub admit_share: f64,
-    /// Rate at which the masks of `allowed_token_ids` are copied, 10^9 bytes per second: whenever
-    /// the batch changes, for all its sequences, from memory that is not pinned.
+    /// Rate at which the masks of `allowed_token_ids` are copied from memory that is not pinned,
+    /// 10^9 bytes per second. Whenever the batch changes, the masks of all sequences of the batch
+    /// are copied.
     #[serde(default = "unpinned_gb_per_s")]
     pub unpinned_gb_per_s: f64,
     /// Share of the launch cost that remains with piecewise graphs, which cover everything except

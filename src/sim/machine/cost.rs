@@ -49,8 +49,8 @@ pub struct StepLoad {
     pub context_read: u64,
     /// Pairs of query and key in chunks of more than one token (causal).
     pub attention_pairs: f64,
-    /// The longest context among these chunks, tokens. A chunk's context is the tokens before it
-    /// and half of its own.
+    /// The longest context among chunks of more than one token, in tokens. A chunk's context is the
+    /// tokens before it and half of its own.
     pub longest_context: f64,
     /// Sequences that advance by more than one token, drafts aside.
     pub prompts: u32,
@@ -58,7 +58,7 @@ pub struct StepLoad {
     pub verified: u32,
     /// Sequences that get drafts after the step.
     pub proposed: u32,
-    /// The most drafts of each of these sequences.
+    /// The most drafts that each of the `proposed` sequences gets.
     pub drafting: u32,
     /// Sequences that the step admits.
     pub admitted: u32,
@@ -68,8 +68,8 @@ pub struct StepLoad {
     pub adapter: bool,
     /// Adapters that this step copies from host memory into a GPU slot.
     pub adapter_activations: u32,
-    /// Of these adapters, the number that is not in host memory (`--max-cpu-loras`) and is read
-    /// from disk first.
+    /// Of the `adapter_activations` adapters, the number that is not in host memory
+    /// (`--max-cpu-loras`) and must be read from disk first.
     pub adapter_loads: u32,
 }
 
@@ -114,8 +114,9 @@ pub struct CostModel {
     rates: Rates,
     graphs: Graphs,
     adapter_bytes: f64,
-    /// Whether a head proposes drafts, and whether they are looked up on the CPU.
+    /// Whether a head proposes drafts.
     has_head: bool,
+    /// Whether drafts are looked up on the CPU.
     looks_up: bool,
     is_greedy: bool,
     masks: bool,
@@ -191,8 +192,8 @@ impl CostModel {
         Duration::from_secs_f64(computed + self.adapter_seconds(load))
     }
 
-    /// Seconds in which a head proposes drafts one after the other: a layer of the model and the
-    /// output head, whose weights are read each time. Not measured.
+    /// Seconds in which a head proposes drafts one after the other. Each draft takes a layer of the
+    /// model and the output head, whose weights are read each time. This was not measured.
     fn heads(&self, load: &StepLoad) -> f64 {
         if load.proposed == 0 || !self.has_head {
             return 0.0;
@@ -237,9 +238,9 @@ impl CostModel {
         Duration::from_secs_f64((host.step_us * steps + host.sequence_us * f64::from(load.sequences)) * 1e-6)
     }
 
-    /// The part of a step that overlaps with neither CPU nor GPU work: with a prompt, and where
-    /// masks are copied. A copy from memory that is not pinned waits for the GPU, so the CPU does
-    /// not run ahead in that step.
+    /// The part of a step that overlaps with neither CPU nor GPU work. Only steps with a prompt and
+    /// steps that copy masks have it. A copy from memory that is not pinned waits for the GPU, so
+    /// the CPU does not run ahead in that step.
     pub fn exposed(&self, load: &StepLoad) -> Duration {
         let host = &self.rates.host;
         let mut exposed = if load.prompts > 0 { host.prompt_step_us * 1e-6 } else { 0.0 };

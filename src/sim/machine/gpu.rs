@@ -1,7 +1,7 @@
 //! A GPU as the vendor describes it: memory, bandwidth, FLOPs. A few lines of TOML, built in or
 //! from a file.
 //!
-//! No value is measured. The shares of the peaks that an engine reaches are in [`Constants`]; the
+//! No value is measured. The shares of the peaks that an engine reaches are in [`Constants`]. The
 //! file of a GPU can override single constants.
 
 use serde::Deserialize;

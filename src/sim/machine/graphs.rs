@@ -16,7 +16,7 @@
 //! Sizes: 1, 2, 4 (with `--performance-mode interactivity` all from 1 to 32), then by 8 up to 256,
 //! then by 16 up to `min(2 x max_num_seqs, 512)` or `--max-cudagraph-capture-size`; or the sizes of
 //! `--cudagraph-capture-sizes`. None is above `--max-num-batched-tokens`. Full graphs for decodes
-//! alone exist up to `--max-num-seqs`; a larger step that only decodes is treated like a step that
+//! alone exist up to `--max-num-seqs`. A larger step that only decodes is treated like a step that
 //! also prefills.
 
 use std::sync::Arc;

@@ -35,9 +35,9 @@ const SPARSE_GRAPH: f64 = 410.0 * MIB;
 /// Memory for each full graph.
 const FULL_GRAPH: f64 = 2.0 * MIB;
 const GRAPH_LAYERS: f64 = 32.0;
-/// Peak memory of a full step, in bf16 values per token: multiples of the hidden width and of the
-/// MLP's inner width.
+/// Peak memory of a full step, in bf16 values per token, as a multiple of the hidden width.
 const HIDDEN_COPIES: f64 = 8.2;
+/// Added to [`HIDDEN_COPIES`], as a multiple of the MLP's inner width.
 const INNER_COPIES: f64 = 3.0;
 /// Copies of the fp32 logits during the warm-up of the sampler.
 const LOGIT_COPIES: f64 = 3.0;
@@ -193,7 +193,7 @@ fn graph_bytes(model: &Model, settings: &MemorySettings) -> f64 {
     let sparse = settings.graphs.is_sparse();
     let further = if sparse { SPARSE_GRAPH } else { PIECEWISE_GRAPH };
     // In this mode the second graph that vLLM captures is a full graph. Its memory was not
-    // measured, and is assumed to be equal.
+    // measured, and is assumed to equal the memory of a piecewise graph.
     let further_full = if sparse && settings.graphs.mode() == GraphMode::Full { SPARSE_GRAPH } else { FULL_GRAPH };
     let sets = if settings.lora.is_some() { 2.0 } else { 1.0 };
     let beyond_first = |count: usize| count.saturating_sub(1) as f64;

@@ -1,7 +1,7 @@
 //! TOML files of GPUs, models and constants: built in, or at a path that the user gives.
 //!
-//! A name with `/` or ending in `.toml` is a path; any other name is a built-in preset. All missing
-//! keys are reported at once; an invalid value is reported with its key. Each call reads at most
+//! A name with `/` or ending in `.toml` is a path. Any other name is a built-in preset. All missing
+//! keys are reported at once. An invalid value is reported with its key. Each call reads at most
 //! one file.
 
 use serde::de::DeserializeOwned;
@@ -31,8 +31,8 @@ pub(super) fn find(what: &'static str, name: &str, built_in: &[(&str, &'static s
             error: error.to_string(),
         });
     }
-    // "RTX-3080" and "H100" match too: only letters and digits are compared, and an unambiguous
-    // prefix is enough.
+    // "RTX-3080" and "H100" match too, because only letters and digits are compared, and an
+    // unambiguous prefix is enough.
     let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "");
     let matches = |known: &str| plain(known).starts_with(&plain(name)) && !plain(name).is_empty();
     let mut matching = built_in.iter().filter(|(known, _)| matches(known));

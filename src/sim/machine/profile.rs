@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A group of `tensor_parallel` GPUs divides weights, KV cache and FLOPs, and adds two all-reduces
-//! per layer. With fp8 weights the linear layers have half the bytes; their rate differs only on a
-//! GPU with fp8 arithmetic.
+//! per layer. With fp8 weights the linear layers have half the bytes. The rate of these layers
+//! differs only on a GPU with fp8 arithmetic.
 
 use super::constants::{Constants, FrontEndRates, HostConstants, KernelConstants, StepConstants};
 use super::gpu::Gpu;

@@ -85,7 +85,7 @@ impl Log {
         }
     }
 
-    /// The line with which SGLang says that it serves; vLLM has none.
+    /// The line with which SGLang says that it serves. vLLM has no such line.
     pub fn ready(self) {
         if matches!(self, Self::On { sglang: true, .. }) {
             let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M:%S").to_string();

@@ -4,6 +4,7 @@
 //! version of vLLM.
 
 pub(crate) mod http_metrics;
+pub(crate) mod kv_events;
 pub mod log;
 pub(crate) mod metrics_page;
 pub(crate) mod stats;

@@ -78,7 +78,7 @@ pub(crate) enum Ended {
 
 pub(crate) const REASONS: [&str; 5] = ["stop", "length", "abort", "error", "repetition"];
 
-/// A sequence that ended. Times are virtual; `None` if it did not get that far.
+/// A sequence that ended. Times are virtual. A time is `None` if the sequence ended before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finished {
     pub(crate) ended: Ended,
@@ -113,6 +113,8 @@ pub(crate) struct Stats {
     pub(crate) adapters: BTreeMap<String, f64>,
     /// Tokens looked up in the prefix cache, and tokens found there.
     pub(crate) prefix: (u64, u64),
+    /// Blocks in the prefix cache.
+    pub(crate) prefix_blocks: usize,
     /// Speculative decoding; `None` without it.
     pub(crate) drafts: Option<DraftStats>,
     pub(crate) sleep: Option<u8>,
@@ -150,6 +152,7 @@ impl Default for Stats {
             gauges: Gauges::default(),
             adapters: BTreeMap::new(),
             prefix: (0, 0),
+            prefix_blocks: 0,
             drafts: None,
             sleep: None,
             cached_tokens: 0,

@@ -1,9 +1,9 @@
 //! Start-up errors with vLLM's texts. The process exits with code 1, or with 2 if argparse reports
 //! the error.
 //!
-//! Each error has the stage at which vLLM reports it: settings are checked first, then the port is
-//! bound; the free memory is known only when the engine has loaded the weights. The process that
-//! fails prints the cause, and the parent adds that its engine failed.
+//! Each error has the stage at which vLLM reports it. Settings are checked first, then the port is
+//! bound. Whether the KV cache fits is known only when the engine has loaded the weights. The
+//! process that fails prints the cause, and the parent adds that its engine failed.
 
 use crate::machine::GIB;
 use crate::machine::memory::MemoryError;

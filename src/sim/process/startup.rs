@@ -1,11 +1,11 @@
 //! The start of vLLM as a list of events: phases with their log lines and durations on a GPU.
 //!
-//! The list depends on its arguments alone; the caller writes the lines and waits. Durations are
-//! measured for an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache); other
-//! models scale with weights and layers. A warm cache skips the compilation, `--enforce-eager` and
-//! `-O0` skip compilation and graphs, `--compilation-config` can skip either. A compilation without
-//! vLLM's own backend (`mode` 1 or 2) is assumed to take as long as a cold one; it logs and caches
-//! nothing.
+//! The list depends on its arguments alone. The caller writes the lines and waits. Durations are
+//! measured for an 8B model on an H200 (71-107 s cold, 54 s with a warm compile cache). For other
+//! models they scale with weights and layers. A warm cache skips the compilation, `--enforce-eager`
+//! and `-O0` skip compilation and graphs, `--compilation-config` can skip either. A compilation
+//! without vLLM's own backend (`mode` 1 or 2) is assumed to take as long as a cold one. It logs and
+//! caches nothing.
 //!
 //! | phase | 8B on an H200, seconds |
 //! |---|---|

@@ -19,6 +19,8 @@ pub(crate) struct Submission {
     pub(crate) finish: Finish,
     pub(crate) max_tokens: u32,
     pub(crate) n: u32,
+    /// The name of the request in KV events: the header `X-Session-ID`.
+    pub(crate) session: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -31,14 +33,14 @@ pub(crate) enum Command {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// Stop scheduling; with `abort`, end all sequences first.
+    /// Stop scheduling. With `abort`, end all sequences first.
     Pause { abort: bool },
     /// Schedule again.
     Resume,
-    /// Empty the prefix cache; with `preempt`, preempt the running sequences first.
+    /// Empty the prefix cache. With `preempt`, preempt the running sequences first.
     ResetPrefixCache { preempt: bool },
-    /// Load the adapter with this id; the reply comes when it is loaded.
+    /// Load the adapter with this id. The reply comes when the adapter is loaded.
     LoadAdapter(u16),
-    /// Sleep at this level; `None` wakes up.
+    /// Sleep at this level. `None`: wake up.
     Sleep(Option<u8>),
 }

@@ -1,11 +1,11 @@
 //! vLLM's own admission limits: `--max-num-queued-reqs` and `--max-num-queued-tokens`, counted in
 //! the API server.
 //!
-//! The first refuses a request that would raise the number of sequences (waiting or running, all
-//! choices counted) above the limit. The second refuses every request while the prompt tokens in
-//! prefill have reached the limit; below it, a request of any length is admitted. A prompt counts
-//! in full until its first token, cached or not. Both refuse with 503, as in vLLM 0.32. A third
-//! limit, [`MAX_IN_FLIGHT`], bounds the memory of the process and refuses like the first one.
+//! The first limit refuses a request that would raise the number of sequences (waiting or running,
+//! all choices counted) above it. The second limit refuses every request while the prompt tokens in
+//! prefill have reached it; below it, a request of any length is admitted. A prompt counts in full
+//! until its first token, cached or not. Both refuse with 503, as in vLLM 0.32. A third limit,
+//! [`MAX_IN_FLIGHT`], bounds the memory of the process and refuses like the first one.
 
 /// Maximum sequences in one server: more than any load needs, few enough for memory.
 pub(crate) const MAX_IN_FLIGHT: u64 = 65_536;

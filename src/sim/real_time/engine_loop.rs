@@ -2,7 +2,7 @@
 //!
 //! Virtual time = real time since the start x speed. Steps follow virtual time, not the wake-ups of
 //! the timer, so lateness does not accumulate. Tokio's timer has a resolution of 1 ms and rounds
-//! up; a sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
+//! up. A sleep shortened by [`EARLY`] ends up to half a millisecond early or late, so gaps between
 //! tokens are right on average. If the process was suspended for more than [`MAX_LAG`], the clock
 //! is set back, so that the missed steps do not run in a burst. The inbox for requests, aborts and
 //! faults is emptied between steps.
@@ -20,13 +20,14 @@ use super::rank::Rank;
 use super::state::ServerState;
 use crate::engine::{Pause, Request, SequenceId, Timing};
 use crate::http::wire::Finish;
+use crate::observe::kv_events::Publisher;
 use crate::observe::log::{Level, LogSource};
 use crate::observe::stats::{Ended, Finished, Gauges};
 use crate::process::fault::Fault;
 use crate::unix_time::unix_seconds;
 use crate::virtual_server::{StepEnd, VirtualServer};
 
-/// Half the resolution of tokio's timer.
+/// Half the resolution of tokio's timer, by which each sleep is shortened.
 const EARLY: Duration = Duration::from_micros(500);
 /// Longest delay of the loop before the clock is set back.
 const MAX_LAG: Duration = Duration::from_millis(250);
@@ -40,6 +41,7 @@ struct TrackedSequence {
     prompt: u32,
     max_tokens: u32,
     n: u32,
+    session: Option<Arc<str>>,
     cached: u32,
     preempted: u32,
     generated: u32,
@@ -76,10 +78,12 @@ pub(crate) struct EngineLoop {
     hung_since: Option<Instant>,
     /// Running sequences above which the GPU runs out of memory.
     out_of_memory_at: Option<u32>,
+    events: Option<Publisher>,
 }
 
 impl EngineLoop {
-    pub(crate) fn new(shared: Arc<ServerState>, rank: Arc<Rank>) -> Self {
+    /// `events`: publishes the changes of the prefix cache.
+    pub(crate) fn new(shared: Arc<ServerState>, rank: Arc<Rank>, events: Option<Publisher>) -> Self {
         let server = shared.config.virtual_server();
         Self {
             shared,
@@ -90,6 +94,7 @@ impl EngineLoop {
             epoch: Instant::now(),
             hung_since: None,
             out_of_memory_at: None,
+            events,
         }
     }
 
@@ -174,7 +179,9 @@ impl EngineLoop {
         let due = self.virtual_now() + EARLY.mul_f64(self.shared.config.speed);
         let mut worked = false;
         while self.server.next_at().is_some_and(|at| at <= due) {
-            if let Some(end) = self.server.poll(due) {
+            let end = self.server.poll(due);
+            self.publish_kv_events();
+            if let Some(end) = end {
                 self.record_step(end);
                 worked = true;
             }
@@ -183,6 +190,13 @@ impl EngineLoop {
             self.publish_gauges();
         }
         self.server.next_at().map(|at| self.real(at) - EARLY)
+    }
+
+    fn publish_kv_events(&mut self) {
+        if let Some(publisher) = &mut self.events {
+            let changes = self.server.take_block_changes();
+            publisher.publish(&changes, |id| self.tracked.get(&id)?.session.clone());
+        }
     }
 
     fn execute(&mut self, command: Command) {
@@ -234,7 +248,7 @@ impl EngineLoop {
                 self.server.pause(self.virtual_now(), Pause::All);
                 self.shared.paused.store(true, Ordering::Relaxed);
             }
-            // `execute` handles this operation.
+            // `execute` handles the load of an adapter.
             Control::LoadAdapter(_) => {}
             Control::Resume => {
                 self.server.pause(self.virtual_now(), Pause::No);
@@ -279,7 +293,7 @@ impl EngineLoop {
         self.submitted += submissions.len();
         let mut requests = Vec::with_capacity(submissions.len());
         for (choice, submission) in submissions.into_iter().enumerate() {
-            let Submission { request, finish, max_tokens, n } = submission;
+            let Submission { request, finish, max_tokens, n, session } = submission;
             self.tracked.insert(
                 request.id,
                 TrackedSequence {
@@ -289,6 +303,7 @@ impl EngineLoop {
                     prompt: request.prompt_tokens,
                     max_tokens,
                     n,
+                    session,
                     cached: 0,
                     preempted: 0,
                     generated: 0,
@@ -401,6 +416,7 @@ impl EngineLoop {
         };
         let prefix = engine.prefix();
         stats.prefix = (prefix.queries, prefix.hits);
+        stats.prefix_blocks = engine.blocks().published();
         stats.drafts = self.shared.config.engine.speculation.is_some().then(|| engine.drafts().clone());
         if self.shared.config.lora {
             let adapters = self.shared.adapters.lock();

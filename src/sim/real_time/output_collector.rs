@@ -2,8 +2,9 @@
 //!
 //! Each choice has one slot, in which tokens that the response has not taken yet are added up, as
 //! in vLLM's collector for a slow client. So memory is bounded, the engine never waits, and no
-//! token is lost. One reader (the response), one writer (the engine). With a stream interval of n,
-//! tokens are delivered n at a time; the first and the last token are delivered at once.
+//! token is lost. There is one reader (the response) and one writer (the engine). With a stream
+//! interval of n, tokens are delivered n at a time. The first and the last token are delivered at
+//! once.
 
 use std::task::{Context, Poll};
 
@@ -20,7 +21,7 @@ pub struct Progress {
     pub tokens: u32,
     /// Set if the last token is among them.
     pub finish: Option<Finish>,
-    /// Prompt tokens found in the prefix cache; set with the first tokens.
+    /// Prompt tokens found in the prefix cache. Set with the first tokens.
     pub cached: u32,
 }
 
@@ -70,8 +71,8 @@ impl OutputCollector {
         }
     }
 
-    /// Adds tokens of a step; `finish` with the last one. Returns whether the reader has progress
-    /// to take.
+    /// Adds tokens of a step. `finish` comes with the last token. Returns whether the reader has
+    /// progress to take.
     pub fn push(&self, choice: usize, tokens: u32, finish: Option<Finish>) -> bool {
         let mut state = self.state.lock();
         let interval = state.interval;

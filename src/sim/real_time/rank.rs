@@ -7,9 +7,10 @@
 //! Bound: [`MAX_RANKS`](crate::process::config::MAX_RANKS).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, broadcast};
 
 use super::command::Command;
 use crate::observe::stats::Stats;
@@ -21,10 +22,13 @@ const WAITING_WEIGHT: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Rank {
     pub(crate) stats: Mutex<Stats>,
-    /// Number of sequences ever submitted, and the number of these that the gauges include.
+    /// Number of sequences ever submitted.
     submitted: AtomicUsize,
+    /// Number of submitted sequences that the gauges include.
     counted: AtomicUsize,
     pub(super) inbox: Mutex<Vec<Command>>,
+    /// The KV events of the engine, if it publishes them.
+    pub(crate) kv_messages: OnceLock<broadcast::Sender<Arc<[u8]>>>,
     /// Signalled when a command is added to the inbox.
     pub(super) arrived: Notify,
 }
@@ -44,7 +48,7 @@ impl Rank {
         std::mem::take(&mut *self.inbox.lock())
     }
 
-    /// The gauges were published, with the first `submitted` sequences.
+    /// Notes that gauges were published that include the first `submitted` sequences.
     pub(super) fn published(&self, submitted: usize) {
         self.counted.store(submitted, Ordering::Relaxed);
     }
@@ -64,8 +68,6 @@ pub(super) fn least_loaded(ranks: &[impl AsRef<Rank>], start: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::engine::Request;
     use crate::http::wire::Finish;
@@ -83,7 +85,8 @@ mod tests {
         assert_eq!(least_loaded(&[rank(5, 0), rank(0, 1), rank(3, 1)], 0), 1);
         assert_eq!(least_loaded(&[rank(4, 0), rank(0, 1)], 0), 0);
         assert_eq!(least_loaded(&[rank(4, 0), rank(0, 1)], 1), 1);
-        let submission = Submission { request: Request::default(), finish: Finish::Stop, max_tokens: 1, n: 1 };
+        let submission =
+            Submission { request: Request::default(), finish: Finish::Stop, max_tokens: 1, n: 1, session: None };
         let ranks = [rank(2, 0), rank(3, 0)];
         ranks[0].send(Command::Submit(vec![submission], Arc::new(OutputCollector::new(1, 1))));
         assert_eq!(least_loaded(&ranks, 0), 1, "a sequence that no gauge shows yet waits");

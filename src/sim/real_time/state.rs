@@ -101,8 +101,8 @@ impl ServerState {
         &self.ranks[0]
     }
 
-    /// The rank that a request goes to: `wanted`, otherwise the one with the lowest load. `None`:
-    /// there is no such rank.
+    /// The rank that a request goes to: `wanted` if given, otherwise the rank with the lowest load.
+    /// `None`: there is no such rank.
     pub(crate) fn rank(&self, wanted: Option<i64>) -> Option<&Arc<Rank>> {
         match wanted {
             Some(wanted) => self.ranks.get(usize::try_from(wanted).ok()?),

@@ -1,11 +1,11 @@
 //! Makes a value that fits a JSON schema, for output that a request constrains.
 //!
-//! Keywords: types, `properties` and `required`, `items` and `prefixItems`, `enum` and `const`,
-//! `anyOf`, `oneOf` and `allOf`, `$ref` within the schema, bounds of numbers, lengths, `pattern`
-//! and common formats; not `not`, `if` and dependencies. The seed decides wherever the schema
-//! leaves a choice. Bounds: [`MAX_DEPTH`] levels, [`MAX_NODES`] values, [`MAX_ITEMS`] items of a
-//! list, [`MAX_TEXT`] characters of a string. From level [`SHALLOW`] on, optional values are left
-//! out, so a recursive schema ends.
+//! Supported keywords: types, `properties` and `required`, `items` and `prefixItems`, `enum` and
+//! `const`, `anyOf`, `oneOf` and `allOf`, `$ref` within the schema, bounds of numbers, lengths,
+//! `pattern` and common formats. Not supported: `not`, `if` and dependencies. The seed decides
+//! wherever the schema leaves a choice. Bounds: [`MAX_DEPTH`] levels, [`MAX_NODES`] values,
+//! [`MAX_ITEMS`] items of a list, [`MAX_TEXT`] characters of a string. From level [`SHALLOW`] on,
+//! optional values are left out, so a recursive schema ends.
 
 use regex_syntax::hir::{Class, Hir, HirKind};
 use serde_json::{Map, Value, json};
@@ -89,8 +89,8 @@ impl Maker<'_> {
         target.and_then(|target| self.root.pointer(target)).unwrap_or(schema).clone()
     }
 
-    /// A value of the first option that has one. Above level [`SHALLOW`] the options are tried from
-    /// a random one on; deeper, the simplest option is tried first.
+    /// A value of the first option that has one. Before level [`SHALLOW`] the options are tried
+    /// from a random one on. From that level on, the simplest option is tried first.
     fn one_of(&mut self, schema: &Map<String, Value>, key: &str, options: &[Value], depth: u32) -> Option<Value> {
         let mut order: Vec<&Value> = options.iter().collect();
         if depth < SHALLOW {

@@ -2,9 +2,9 @@
 //!
 //! The length is exactly the limit with `ignore_eos`. Otherwise it is drawn from a log-normal
 //! distribution with median [`MEDIAN_TOKENS`] and shape [`SHAPE`] (as in public traces of chats),
-//! between `min_tokens` and the limit. A drawn end is a `stop`, the limit a `length`. A stop string
-//! or stop token in the text ends the output there. The same prompt gets the same output on every
-//! server with the same seed.
+//! between `min_tokens` and the limit. The finish reason is `stop` at a drawn length, and `length`
+//! at the limit. A stop string or stop token in the text ends the output there. The same prompt
+//! gets the same output on every server with the same seed.
 //!
 //! If the request demands a shape (JSON of a schema, a tool call), the output is a text of that
 //! shape and an end-of-sequence token. With `ignore_eos`, or below `min_tokens`, more such tokens
@@ -57,7 +57,7 @@ pub(crate) struct PlannedOutput {
     forced: Arc<[u32]>,
     /// The text that replaces the words, if the request demands a shape.
     script: Option<Arc<Script>>,
-    /// Number of tokens, without tokens that the prompt has.
+    /// Number of tokens to generate, without tokens of the output that the prompt already has.
     pub(crate) tokens: u32,
     /// Number of the output's tokens that the prompt has, and the bytes that it has of the next
     /// token.
@@ -233,7 +233,8 @@ pub(crate) fn begun(vocabulary: &Vocabulary, seed: u64, text: &str) -> Option<Be
 
 /// The most words at the end of a text that may belong to an output.
 const BEGUN_MAX: usize = 4_096;
-/// The fewest tokens that count as the beginning of an output: one word may be there by chance.
+/// The fewest tokens that count as the beginning of an output, because one word may be there by
+/// chance.
 const BEGUN_MIN: u32 = 2;
 
 /// Finds the beginning of an output at the end of a completion's prompt, and the offset at which it

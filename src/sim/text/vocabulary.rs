@@ -29,7 +29,7 @@ struct Real {
     drawn: Vec<u32>,
 }
 
-/// A tokenizer cannot be used: its folder and the reason.
+/// Why a tokenizer cannot be used: the folder and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("OSError: Can't load tokenizer for '{0}': {1}. Give the folder of a model with a tokenizer.json, or a name.")]
 pub struct TokenizerError(String, String);
@@ -65,7 +65,7 @@ impl Vocabulary {
         self.real.as_ref().map_or(words::VOCABULARY as u32 + 256, |real| real.size)
     }
 
-    /// Ids of a text; with `special`, also the ids that begin a sequence.
+    /// Ids of a text. With `special`, also the ids that begin a sequence.
     pub fn encode(&self, prompt: &str, special: bool) -> Vec<u32> {
         match &self.real {
             Some(real) => real.tokenizer.encode(prompt, special).map_or_else(|_| Vec::new(), |e| e.get_ids().to_vec()),
@@ -103,7 +103,7 @@ impl Vocabulary {
         ids.iter().map(piece).collect()
     }
 
-    /// The text of ids; with `skip_special`, without special ids.
+    /// The text of ids. With `skip_special`, special ids are left out.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         match &self.real {
             Some(real) => real.tokenizer.decode(ids, skip_special).unwrap_or_default(),

@@ -1,10 +1,10 @@
 //! Synthetic text: the number of tokens of a text, and the word that a token shows.
 //!
-//! Counting rule without a tokenizer (the ratio is near Llama's): each character of Chinese,
-//! Japanese and Korean scripts is a token; all other characters together are one token per
-//! [`CHARS_PER_TOKEN`], rounded up. The request's seed and the position choose a short word for
-//! each token, so output is readable and repeatable. Ids are hashes of pieces: stable, not
-//! invertible.
+//! Without a tokenizer, each character of Chinese, Japanese and Korean scripts counts as a token.
+//! All other characters together count as one token per [`CHARS_PER_TOKEN`], rounded up, which is
+//! near Llama's ratio. The request's seed and the position choose a short word for each token, so
+//! output is readable and repeatable. Ids are hashes of pieces, so they are stable, but do not lead
+//! back to the text.
 
 use twox_hash::XxHash3_64;
 
@@ -14,7 +14,7 @@ pub const CHARS_PER_TOKEN: usize = 4;
 /// Ids are below this number, as are Llama 3's ordinary tokens.
 pub const VOCABULARY: u64 = 128_000;
 
-/// With its blank, each word is one token by the counting rule, so that a text counts as many
+/// With the blank before it, each word is one token by the counting rule. So a text counts as many
 /// tokens in a prompt as it had as an answer.
 pub(super) const WORDS: [&str; 64] = [
     " the", " and", " was", " for", " but", " not", " all", " any", " how", " now", " old", " new", " two", " way",

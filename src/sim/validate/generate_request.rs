@@ -2,8 +2,10 @@
 //! defaults.
 //!
 //! `max_tokens` is 16 for completions and the rest of the context for chats, where
-//! `max_completion_tokens` has priority. A limit that does not fit the context is lowered; a limit
-//! or a prompt longer than the context is refused.
+//! `max_completion_tokens` has priority. A limit that does not fit the rest of the context is
+//! lowered. A limit or a prompt that is longer than the whole context is refused.
+
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
@@ -75,6 +77,8 @@ pub struct GenerateRequest {
     pub priority: i64,
     /// The data-parallel rank that the header `X-data-parallel-rank` names.
     pub rank: Option<i64>,
+    /// The name of the request in KV events: the header `X-Session-ID`.
+    pub session: Option<Arc<str>>,
     /// Part of the key of the prefix cache.
     pub cache_salt: Option<String>,
     /// The shape that the output must have.
@@ -144,6 +148,7 @@ impl GenerateRequest {
             stream_interval: fields.int("stream_interval").map_or(1, |every| u32::try_from(every).unwrap_or(u32::MAX)),
             priority: fields.int("priority").unwrap_or(0),
             rank: None,
+            session: None,
             cache_salt: fields.text("cache_salt").map(str::to_owned),
             shape: Shape::of(fields).filter(|_| !only_echo),
             special_tokens: fields.get("add_special_tokens").is_none() || fields.truth("add_special_tokens"),
@@ -191,8 +196,8 @@ fn last_role(fields: &Map<String, Value>) -> Option<String> {
     Some(fields.get("messages")?.as_array()?.last()?["role"].as_str()?.to_owned())
 }
 
-/// Applies `truncate_prompt_tokens`: keeps this many last tokens; for -1, as many as the context
-/// holds.
+/// Applies `truncate_prompt_tokens`: keeps this many last tokens. For -1, keeps as many as the
+/// context holds.
 fn truncate(requested: Option<i64>, length: u32, prompts: &mut [Prompt]) {
     let Some(requested) = requested else { return };
     let keep = usize::try_from(requested).unwrap_or(length as usize).max(1);

@@ -1,4 +1,4 @@
-//! Parses a body as a JSON object; reports errors as CPython's `json` does.
+//! Parses a body as a JSON object, and reports errors as CPython's `json` does.
 //!
 //! `serde_json` parses valid bodies. Otherwise a small scanner finds the reason and the position in
 //! characters that CPython reports, because vLLM's error includes both.
@@ -82,8 +82,8 @@ impl Scan<'_> {
     }
 
     fn value(&mut self, at: usize) -> ScanResult {
-        // Prevents a stack overflow. Deeper bodies get a plain error here, not CPython's
-        // RecursionError.
+        // The bound prevents a stack overflow. Deeper bodies get a plain error here, where CPython
+        // raises a RecursionError.
         const DEEPEST: usize = 900;
         self.depth += 1;
         if self.depth > DEEPEST {

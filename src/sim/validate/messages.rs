@@ -21,7 +21,7 @@ const MESSAGES: &[(&str, &str, &[&str])] = &[
 
 /// Checks a list of messages. Any role is accepted, because vLLM has a branch for custom roles.
 pub(super) fn check(messages: Option<&Value>, at: &str, problems: &mut ValidationErrors) {
-    // The schema reports a missing field.
+    // If the field is missing, the schema reports it.
     let Some(messages) = messages else { return };
     let Some(items) = messages.as_array() else {
         return problems.add("list_type", at, "Input should be a valid list", &shown(messages), "");

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each stage refuses with vLLM's status, type and message. Stages and checks have vLLM's order, so
-//! that of two mistakes both report the same one. The texts must stay word for word: the
-//! conformance test compares them with a real server.
+//! that the simulator and vLLM report the same one of two mistakes. The texts must stay word for
+//! word: the conformance test compares them with a real server.
 
 mod body;
 mod generate_request;

@@ -29,11 +29,11 @@ const CHARS_BOUND: usize = 70;
 pub struct Prompt {
     /// The tokens.
     pub ids: Arc<[u32]>,
-    /// Hash of the content: the same prompt gets the same output.
+    /// Hash of the content, so that the same prompt gets the same output.
     pub seed: u64,
     /// The text, for `echo`; `None` for ids, and for a chat without a template.
     pub text: Option<Arc<str>>,
-    /// Whether the API server tokenizes it, because it came as text or as a chat.
+    /// Whether the API server tokenizes the prompt, because it came as text or as a chat.
     pub tokenized: bool,
     /// The part that an engine may have generated, if the client says so
     /// (`continue_final_message`).
@@ -284,8 +284,8 @@ fn check_chars_count(chars: usize, length: u32) -> Result<(), ErrorBody> {
 /// Refuses a prompt that is longer than the context.
 ///
 /// # Errors
-/// vLLM's error. For text the tokenizer stops one token after the limit, so the message says "at
-/// least"; ids are counted.
+/// vLLM's error. For a text, the tokenizer stops one token after the limit, so the message says "at
+/// least". For ids, the message has the exact count.
 pub(super) fn check_length(prompt: &Prompt, length: u32) -> Result<(), ErrorBody> {
     let tokens = prompt.tokens();
     if tokens <= length {

@@ -189,7 +189,7 @@ fn one_of(texts: &[&str]) -> String {
     }
 }
 
-/// A string or a list of at most four strings; both branches of the union report errors.
+/// Checks a string or a list of at most four strings. Both branches of the union report errors.
 fn check_stop(value: &Value, at: &str, problems: &mut ValidationErrors) {
     const MOST: usize = 4;
     let items = match value {
@@ -233,7 +233,8 @@ fn int(value: &Value) -> Result<i128, (&'static str, &'static str)> {
     match value {
         Value::Bool(truth) => Ok(i128::from(*truth)),
         Value::Number(number) => {
-            // A whole number beyond 64 bits is parsed as a float; only the bounds check uses it.
+            // A whole number beyond 64 bits is parsed as a float, which only the check of the
+            // bounds uses.
             let float = number.as_f64().unwrap_or(f64::NAN);
             match number.as_i64() {
                 Some(whole) => Ok(i128::from(whole)),

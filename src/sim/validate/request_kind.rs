@@ -1,7 +1,7 @@
 //! The two OpenAI routes that generate text.
 //!
-//! Chats and completions share the engine and most fields; the code matches on this type where they
-//! differ.
+//! Chats and completions share the engine and most fields. Where they differ, the code matches on
+//! this type.
 
 /// One of the two generating routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Rules on whole bodies that vLLM checks before the types of the fields, in vLLM's order (the rule
 //! declared last goes first).
 //!
-//! The rules see raw JSON: a number may still be a string, and truth is Python's. Only the first
-//! broken rule is reported, as an error of the request.
+//! The rules see raw JSON, in which a number may still be a string. Python's rules decide which
+//! values are true. Only the first broken rule is reported, as an error of the request.
 
 use serde_json::{Map, Value};
 

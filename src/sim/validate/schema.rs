@@ -1,7 +1,7 @@
 //! The fields of the routes' bodies, in the order in which vLLM 0.32 declares them.
 //!
-//! [`super`] describes the meaning. As in vLLM, unknown fields are allowed, and a field that is not
-//! simulated is still checked for its type.
+//! The header of [`super`] describes how they are checked. As in vLLM, unknown fields are allowed,
+//! and a field that is not simulated is still checked for its type.
 
 use super::pydantic::{Field, INT, Type};
 

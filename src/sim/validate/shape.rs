@@ -2,7 +2,7 @@
 //! tool call.
 //!
 //! vLLM lets the model write only text that fits. Here the output is made from the schema. A tool
-//! is called if `tool_choice` is `required` or names a tool; with `auto` the simulated model
+//! is called if `tool_choice` is `required` or names a tool. With `auto` the simulated model
 //! answers in words. It also answers in words if no value is found for a schema, and for `regex`
 //! and grammars. Bounds: see [`instance`](crate::text::instance).
 

@@ -10,8 +10,8 @@
 //! first tenth reached the engine after 38 ms and the last tenth after 52 ms.) Tokens have priority
 //! over requests, so requests are accepted slowly while many streams decode. The tokens of a step
 //! become visible together, when most of them are sent. A first token costs more, in proportion to
-//! the prompt: 13 ms for 16,000 tokens, during which no other token is sent. Several API servers
-//! share requests and tokens. The caller bounds the requests.
+//! the prompt: 13 ms for 16,000 tokens, during which no other token is sent. If there are several
+//! API servers, they share requests and tokens. The caller bounds the requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,8 +21,9 @@ use crate::machine::FrontEndRates;
 use sluice_core::base::Rng;
 
 const MAX_SERVERS: u32 = 64;
-/// The tokens of a step count as visible after this share of the work to send them: half (the
-/// median client), plus the time in which the engine passes them on (8 us each).
+/// The tokens of a step count as visible after this share of the work to send them. Half of the
+/// work serves the median client; the rest is for the time in which the engine passes tokens on (8
+/// us each).
 const SENT: f64 = 0.75;
 
 /// The API servers in front of an engine (`--api-server-count`), one thread each.
@@ -66,7 +67,7 @@ impl FrontEnd {
         if self.threads.len() == 1 { 0 } else { Rng::new(id).below(self.threads.len()) }
     }
 
-    /// One HTTP request enters at `now` (times never decrease).
+    /// Lets one HTTP request enter at `now`. Times never decrease from call to call.
     pub(crate) fn enter(&mut self, now: Duration, requests: Vec<Request>) {
         let Some(first) = requests.first() else { return };
         let at = self.thread_of(first.id);
@@ -148,7 +149,8 @@ impl FrontEnd {
         sent.max().unwrap_or(now) + out
     }
 
-    /// Removes a sequence; returns whether it was in the front end. The work remains.
+    /// Removes a sequence; returns whether it was in the front end. The thread still does the work
+    /// for it.
     pub(crate) fn abort(&mut self, id: SequenceId) -> bool {
         let before = self.sequences();
         for thread in &mut self.threads {
@@ -192,7 +194,7 @@ impl Thread {
     }
 }
 
-/// Tokens of the prompts of one HTTP request. The choices of a prompt share it, so it counts once.
+/// Tokens of the prompts of one HTTP request. A prompt counts once, because its choices share it.
 fn prompt_tokens(requests: &[Request]) -> f64 {
     requests.iter().filter(|request| request.choice == 0).map(|request| f64::from(request.prompt_tokens)).sum()
 }
@@ -244,7 +246,7 @@ mod tests {
         front_end.enter(Duration::ZERO, text(2, 2_000));
         front_end.enter(Duration::ZERO, request(3, 2_000));
         assert_eq!(front_end.sequences(), 3);
-        // As the server does: wake up at the returned time, then take the requests that have left.
+        // Like the server, wakes up at the returned time and takes the requests that have left.
         let mut left = Vec::new();
         while let Some(at) = front_end.next_leave() {
             left.extend(std::iter::from_fn(|| front_end.leave(at)).map(|(at, one)| (one[0].id, at.as_millis())));
@@ -252,7 +254,7 @@ mod tests {
         assert_eq!(left, [(3, 3), (1, 16), (2, 18)]);
         front_end.enter(Duration::from_secs(1), text(4, 10));
         assert!(front_end.abort(4) && front_end.sequences() == 0);
-        // Late calls give the same times.
+        // Late calls must give the same times.
         front_end.enter(Duration::from_secs(2), text(5, 10_000));
         front_end.enter(Duration::from_secs(2), text(6, 2_000));
         let late: Vec<_> =

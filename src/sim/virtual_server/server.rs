@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::front_end::FrontEnd;
-use crate::engine::{Admitted, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
+use crate::engine::{Admitted, BlockChange, Emitted, Engine, EngineError, Pause, Request, SequenceId, StepOutcome};
 use crate::machine::StepLoad;
 use sluice_core::base::Rng;
 
@@ -44,9 +44,9 @@ pub struct StepEnd {
 struct RunningStep {
     started: Duration,
     ended: Duration,
-    /// Time at which the step was planned, and time at which the next step is planned, after the
-    /// CPU has launched this one.
+    /// Time at which the step was planned.
     planned: Duration,
+    /// Time at which the next step is planned, after the CPU has launched this one.
     next_plan: Duration,
     /// Whether the launch blocks until the GPU has finished the step.
     stalled: bool,
@@ -132,7 +132,7 @@ impl VirtualServer {
         }
     }
 
-    /// Loads an adapter after the current step; the next step waits for it. Returns the time at
+    /// Loads an adapter after the current step. The next step waits for it. Returns the time at
     /// which the adapter is loaded.
     pub fn load_adapter(&mut self, now: Duration, adapter: u16) -> Duration {
         let free = self.under_way.as_ref().map_or(now, |step| step.ended.max(now));
@@ -195,7 +195,7 @@ impl VirtualServer {
             Some(step) if step.ended <= now => {
                 self.start(step.ended, step.next_plan);
                 let taken = self.results_taken(step.ended);
-                // Results are taken in order.
+                // The engine takes the results of steps in order.
                 let taken = self.computed.back().map_or(taken, |(last, _)| taken.max(*last));
                 self.computed.push_back((taken, step));
                 None
@@ -246,7 +246,7 @@ impl VirtualServer {
         let prompts = &mut self.prompts;
         let tokens = emitted.iter().map(|token| (token.id, token.first.then(|| prompts.remove(&token.id)).flatten()));
         let seen = self.front_end.send(taken, tokens);
-        // A client sees the steps in order.
+        // A client sees the tokens of steps in order.
         let seen = self.leaving.back().map_or(seen, |last| last.ended.max(seen));
         let refused = std::mem::take(&mut self.refused);
         self.leaving.push_back(StepEnd { started, ended: seen, emitted, admitted, preempted, load, refused });
@@ -261,7 +261,7 @@ impl VirtualServer {
         let extra = std::mem::take(&mut self.stall);
         let ended = outcome.ends(at, planned) + extra + self.loading_until.saturating_sub(at);
         let cost = self.engine.cost();
-        // The GPU time has jitter, so its digits can seed this draw.
+        // The GPU time has jitter, so its digits can be the seed of this draw.
         let stalled = Rng::new(outcome.gpu.as_nanos() as u64).unit() < cost.stall_share(&outcome.load);
         let launched = if stalled { ended } else { planned + outcome.host() };
         let next_plan = if self.engine.plans_ahead() { launched.clamp(at, ended) } else { ended };
@@ -279,6 +279,11 @@ impl VirtualServer {
                 Err(error) => self.refused.push((id, error)),
             }
         }
+    }
+
+    /// The changes of the prefix cache since the last call.
+    pub fn take_block_changes(&mut self) -> Vec<BlockChange> {
+        self.engine.take_block_changes()
     }
 
     /// The engine, for gauges.

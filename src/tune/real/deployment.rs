@@ -41,13 +41,14 @@ impl Deployment {
         Ok(Self { config, settings, traffic })
     }
 
-    /// Several engines, or keys of the gateway in the space, need a gateway.
+    /// Whether the tuning needs a gateway: for several engines, or for keys of the gateway in the
+    /// space.
     pub(super) fn needs_gateway(&self, space: &Space) -> bool {
         let backends = self.config.pools.iter().map(|pool| pool.backends.len()).sum::<usize>();
         backends > 1 || space.keys().any(|key| RestartCost::of(key) == RestartCost::None)
     }
 
-    /// Whether clients use the configured models.
+    /// Whether the configuration has models, by whose names clients send requests.
     pub(super) fn has_models(&self) -> bool {
         !self.config.models.is_empty()
     }

@@ -2,7 +2,7 @@
 //!
 //! The engine leaves the rotation, restarts with each setting and is measured directly. The gateway
 //! stops and starts it ([`BenchEngine`]), so the gateway's checks, roll-back and journal apply.
-//! Only flags of vLLM can be tried: changes of the gateway's keys would affect clients.
+//! Only flags of vLLM can be tried, because changes of the gateway's keys would affect clients.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub struct InPlace<E> {
 }
 
 impl<E: BenchEngine> InPlace<E> {
-    /// Expects an engine that runs with the configured flags.
+    /// A backend for `engine`, which must run with the configured flags.
     ///
     /// # Errors
     /// The space has a key of the gateway, a measure exists only for simulated engines, there is

@@ -1,9 +1,9 @@
 //! Real engines as a backend: run by the fleet, measured by the load generator.
 //!
-//! A trial restarts only engines with changed flags; changes of the gateway's keys are reloads. A
+//! A trial restarts only engines with changed flags. Changes of the gateway's keys are reloads. A
 //! start may last as long as the engine's log shows progress. A failure because of the setting is
 //! an outcome. A failure because of the machine (a taken port, a missing program, memory of another
-//! process) ends the tuning: all later trials would be worthless.
+//! process) ends the tuning, because all later trials would be worthless.
 //!
 //! After a killed tuner, the next tuner finds the engines by the journal and by a mark in their
 //! environment, and uses or stops them.
@@ -41,10 +41,11 @@ const WARM_UP: (u64, u32) = (16, 8);
 /// Time limit of a request, unless the file has a `client_timeout`.
 const REQUEST_LIMIT: Duration = Duration::from_secs(600);
 
-/// The gateway of this program. The caller provides it: starting one is above this crate.
+/// The gateway of this program. The caller provides it, because the code that starts a gateway is
+/// in a crate above this one.
 pub trait OwnGateway {
-    /// Starts with a configuration, or changes to it. Returns the address, `http://host:port`, once
-    /// every backend is ready.
+    /// Starts the gateway with a configuration, or gives the running gateway this configuration.
+    /// Returns the address, `http://host:port`, once every backend is ready.
     fn serve(&mut self, config: Config) -> impl Future<Output = Result<String, String>>;
 
     /// Stops the gateway if it runs.
@@ -183,7 +184,7 @@ impl<G: OwnGateway> Backend for RealEngines<G> {
     }
 }
 
-/// An error if the failure has another reason than the setting.
+/// The refusal of a setting, or an error if the failure has another reason than the setting.
 fn refused(failure: &TrialFailure, seconds: f64, foreseen: bool) -> Result<Started<RealSystem>, TuneError> {
     match failure.failure.class {
         FailureClass::PortInUse

@@ -1,8 +1,8 @@
 //! A running deployment, which the load generator gives trials and runs.
 //!
-//! If an engine ends meanwhile ([`Watch`]), the trial ends at once: the setting cannot serve. Each
-//! run shifts the token ids, because a repeated load would find the prompts in the prefix cache.
-//! Lengths and times depend only on the seed.
+//! If an engine ends during a trial ([`Watch`]), the trial ends at once, because the setting cannot
+//! serve. Each run shifts the token ids, because a repeated load would find the prompts in the
+//! prefix cache. Lengths and times depend only on the seed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

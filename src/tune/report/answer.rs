@@ -93,7 +93,8 @@ fn ended_early(report: &Report) -> Option<String> {
     report.out_of_budget.then(|| text.to_owned())
 }
 
-/// The value in words. A certified rate is lower than an estimate, by margins and failed proofs.
+/// The value in words. A certified rate is lower than the estimate, because of margins and failed
+/// proofs.
 fn value(trial: &Trial, goal: &Goal) -> String {
     match (&trial.outcome, &goal.objective) {
         (Outcome::Measured { certified: Some(certified), .. }, _) if trial.effort == Effort::Script => {

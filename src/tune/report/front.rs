@@ -34,7 +34,8 @@ pub fn lines(report: &Report, goal: &Goal) -> Vec<String> {
     lines
 }
 
-/// Whether a member of the front is certainly better than the default in one of both measures.
+/// Whether a member of the front is certainly better than the default in at least one of the two
+/// measures.
 pub fn gains(report: &Report, goal: &Goal) -> bool {
     let (Objective::Measure(own), Some(other), Some(default)) = (&goal.objective, &goal.against, &report.default)
     else {

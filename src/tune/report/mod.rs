@@ -1,6 +1,6 @@
 //! The result of a tuning as text, JSON, `result.txt`, flags and a page.
 //!
-//! [`answer`] puts the result in sentences; every other form contains them.
+//! [`answer`] puts the result in sentences, which every other form contains.
 
 pub mod front;
 pub mod predicted;

@@ -1,8 +1,8 @@
 //! Settings in a table: by name, or by a column for each key if names are long.
 //!
-//! Only differences are named. A key with one value in all settings but the defaults is given once
-//! ([`Names::shared`]). Names over [`LONGEST`] characters become columns, whose heads [`wrapped`]
-//! breaks.
+//! A name has only the keys in which settings differ. A key with one value in all settings but the
+//! defaults is given once ([`Names::shared`]). Names over [`LONGEST`] characters become columns,
+//! whose heads [`wrapped`] breaks.
 
 use std::collections::BTreeSet;
 
@@ -57,13 +57,13 @@ impl Names {
     fn name(&self, setting: &Setting) -> String {
         let own = setting.iter().filter(|(key, _)| !self.shared.contains_key(*key));
         let own: Setting = own.map(|(key, value)| (key.clone(), value.clone())).collect();
-        // A setting with only shared values is not the defaults.
+        // A setting with only shared values has a full name, because it is not the defaults.
         if own.is_empty() { name(setting) } else { name(&own) }
     }
 }
 
-/// The lines of a head, the last one full. A cell wider than the cells below is broken after
-/// spaces, hyphens and dots.
+/// The lines of a head. The last line has a text in every column. A cell wider than the cells below
+/// is broken after spaces, hyphens and dots.
 pub fn wrapped(head: &[String], rows: &[Vec<String>]) -> Vec<Vec<String>> {
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let cells: Vec<Vec<String>> =
@@ -77,7 +77,7 @@ pub fn wrapped(head: &[String], rows: &[Vec<String>]) -> Vec<Vec<String>> {
     (0..lines).map(line).collect()
 }
 
-/// At most `width` wide, unless a word is wider.
+/// The lines of a text, each at most `width` wide unless a word is wider.
 fn broken(text: &str, width: usize) -> Vec<String> {
     let mut pieces: Vec<String> = vec![String::new()];
     for word in text.split_inclusive([' ', '-', '.']) {

@@ -69,7 +69,7 @@ fn responses(report: &Report, goal: &Goal) -> Vec<Dots> {
     keys.into_iter().map(of_key).collect()
 }
 
-/// The guess of a lost race gives no dot.
+/// The dot of a trial. A lost race has no dot, because the value is only a guess.
 fn point(trial: &Trial, key: &str) -> Option<(f64, f64)> {
     let Outcome::Measured { value, .. } = &trial.outcome else { return None };
     Some((trial.setting.get(key).and_then(ArgValue::number)?, value.value))

@@ -1,9 +1,9 @@
 //! A tuning as the `result.txt` of vLLM's `auto_tune.sh`, for programs that read it.
 //!
 //! One line for each tried setting of the two dimensions, then the best. A flag that is left alone
-//! is `default`; both are, if the defaults are as good. A bracketed rate was not run, so E2EL is
-//! `unknown`. Throughput and goodput are the rate at which the objectives hold. Without a best
-//! setting, the values are 0 as in the script.
+//! is `default`. In the last line both flags are, if the defaults are as good. A bracketed rate was
+//! not run, so E2EL is `unknown`. Throughput and goodput are the rate at which the objectives hold.
+//! Without a best setting, the values are 0 as in the script.
 
 use crate::goal::Goal;
 use crate::report::answer;

@@ -248,7 +248,7 @@ pub fn cost(report: &Report) -> String {
     )
 }
 
-/// A time in words: seconds below two minutes.
+/// A time in words: below two minutes in seconds, otherwise in minutes.
 pub fn minutes(seconds: f64) -> String {
     if seconds < 120.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
 }

@@ -8,7 +8,7 @@
 //! Cost: n^3 for each of some hundred likelihoods; meant for up to a few hundred values.
 
 const LENGTHS: [f64; 5] = [0.15, 0.35, 0.8, 2.0, 6.0];
-/// Candidate standard deviations of the noise, relative to the values'.
+/// Candidate standard deviations of the noise, relative to the standard deviation of the values.
 const NOISES: [f64; 4] = [0.02, 0.06, 0.18, 0.5];
 /// Passes over all coordinates.
 const PASSES: usize = 2;
@@ -32,7 +32,7 @@ pub(super) struct Prediction {
 }
 
 impl Gaussian {
-    /// `None` for fewer than two values, or equal ones.
+    /// `None` if there are fewer than two values, or if all values are equal.
     pub(super) fn fit(points: &[Vec<f64>], values: &[f64]) -> Option<Self> {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;

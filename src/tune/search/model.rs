@@ -1,12 +1,12 @@
 //! Asks for settings with the largest expected gain, by a Gaussian process.
 //!
-//! It begins with the default, the [`PREDICTED`] best settings of a simulation, and [`DESIGN`]
-//! evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped to the
-//! nearest settings). Then it asks for the largest *expected improvement x probability of
-//! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores, or to the
-//! differences between scores and predictions; the error of a guess for a lost race counts as
-//! noise. The probability of starting is the share of the tried settings, weighted by likeness,
-//! that started and kept the bounds.
+//! The search begins with the default, the [`PREDICTED`] best settings of a simulation, and
+//! [`DESIGN`] evenly spread settings for each dimension (additive recurrence, Roberts 2018, mapped
+//! to the nearest settings). Then it asks for the largest *expected improvement x probability of
+//! starting*, and ends when that is below [`SMALL`]. The process is fitted to scores or, with
+//! predictions, to the differences between scores and predictions. The error of a guess for a lost
+//! race counts as noise. The probability of starting is the share of the tried settings, weighted
+//! by likeness, that started and kept the bounds.
 //!
 //! For a front each trial weighs the two measures differently ([`Weight`]), and the search ends
 //! when none of [`WEIGHTS`] weights promises a gain.
@@ -25,7 +25,7 @@ const SMALL: f64 = 0.002;
 const PRIOR: f64 = 0.5;
 /// Weights of two measures tried before the search ends.
 const WEIGHTS: usize = 8;
-/// The golden ratio: fractional parts of the multiples are spread evenly.
+/// The golden ratio. Fractional parts of the multiples are spread evenly.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 
 pub(super) struct Model {

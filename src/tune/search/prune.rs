@@ -15,7 +15,7 @@ use crate::trial::{Outcome, Trial};
 
 const SEQS: &str = "vllm.max-num-seqs";
 const TOKENS: &str = "vllm.max-num-batched-tokens";
-/// Larger values need more memory.
+/// Keys whose larger values need more memory.
 const MEMORY: [&str; 4] = [SEQS, "vllm.max-model-len", "vllm.max-loras", "vllm.max-lora-rank"];
 
 pub(super) fn reason(setting: &Setting, known: &Known<'_>) -> Option<String> {

@@ -3,9 +3,9 @@
 //! The grid begins with the best predicted settings. Without predictions the order is random,
 //! except that expensive keys change seldom. The n-th setting of a random order is the best so far
 //! with probability 1/n. So of n settings about ln n + 0.6 need a full rate search, and the others
-//! one or two trials; after a good prediction only the first setting does. Settings that earlier
-//! trials exclude are left out (`prune`). At the end one of them is tried, and if it is the best,
-//! the rest too.
+//! one or two trials. After a good prediction only the first setting needs a full search. Settings
+//! that earlier trials exclude are left out (`prune`). At the end one of them is tried, and if it
+//! is the best, the rest too.
 
 use super::ask::{Ask, CHANCE, Known, Search};
 use super::prune::reason;
@@ -36,7 +36,7 @@ impl Race {
         Self { left, pruned: Vec::new(), check: Check::Open }
     }
 
-    /// Asks for a setting that was left out; if it leads, puts the others back.
+    /// Asks for a setting that was left out. If that setting then leads, puts the others back.
     fn check(&mut self, known: &Known<'_>) -> Option<Ask> {
         match self.check {
             Check::Open if !self.pruned.is_empty() => {

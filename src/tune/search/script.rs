@@ -10,8 +10,9 @@ use crate::trial::{Effort, Outcome};
 use sluice_config::ArgValue;
 
 const MEMORY: &str = "vllm.gpu-memory-utilization";
-/// Per cent.
+/// The largest share of memory that is tried, per cent.
 const MOST: u32 = 98;
+/// The smallest share of memory that is tried, per cent.
 const LEAST: u32 = 90;
 
 pub(super) struct Script {

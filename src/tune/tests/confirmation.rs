@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use super::*;
 
-/// The default is best, and starts at most this often. Returns the starts, too.
+/// The default is best, and starts at most this often. Returns the report and the number of starts
+/// of the default.
 fn with_starts(most: usize) -> (Report, usize) {
     let file = file("", CLASS, &format!("[tune]\nrequests = 400\n{}", dimension("a", 5)));
     let plan = plan(&file, Some(Method::Random), 1, Budget::default());

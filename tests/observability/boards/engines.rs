@@ -139,6 +139,7 @@ fn caches() -> Vec<Panel> {
         count("sluice_prefilled_again_tokens_total", ""),
     ];
     let whole = "no stream was broken";
+    let (each, no_events) = ("sum by (job, pool, backend)", "no pool has prefix = \"events\"");
     vec![
         row("Prefix caches and retries"),
         lines(
@@ -151,6 +152,29 @@ fn caches() -> Vec<Panel> {
         )
         .wide(12)
         .about("Share of prompt tokens that engines report as cached (vLLM: with --enable-prompt-tokens-details), and share that the gateway expected when it chose the engine"),
+        lines(
+            "KV events",
+            "none",
+            vec![
+                adds(format!("{each} (sluice_kv_event_blocks{{@pool}})"), "{{pool}}/{{backend}} blocks").or_empty(no_events),
+                adds(format!("{each} (increase(sluice_kv_event_losses_total{{@pool}}[1h]))"), "{{pool}}/{{backend}} losses in an hour").or_empty(no_events),
+            ],
+        )
+        .wide(12)
+        .about("Blocks in the prefix caches that KV events have named; losses: gaps in the numbers of events, and messages that could not be read"),
+        lines(
+            "Prompts found by KV events",
+            "percentunit",
+            vec![
+                between(
+                    format!("{each} (rate(sluice_kv_event_prompts_total{{result=\"linked\",@pool}}[$__rate_interval])) / {each} (rate(sluice_kv_event_prompts_total{{@pool}}[$__rate_interval]))"),
+                    "{{pool}}/{{backend}}",
+                ),
+                between(format!("{each} (sluice_kv_event_state{{state=\"followed\",@pool}})"), "{{pool}}/{{backend}} followed"),
+            ],
+        )
+        .wide(12)
+        .about("Share of finished prompts whose blocks the events named; the others are expected by the estimate. followed: 1 while events come in order"),
         lines("Retries by reason", "reqps", vec![adds(retries, "{{pool}} {{reason}}")])
             .wide(12)
             .about("Repeated attempts, by the pool of the last attempt"),

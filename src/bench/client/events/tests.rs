@@ -22,7 +22,7 @@ const NOTHING: Message = Message {
     choices: 0,
     finished: 0,
 };
-/// A chunk of the first choice with tokens; `SILENT` has none.
+/// A chunk of the first choice with tokens. `SILENT` is a chunk without tokens.
 const TOKEN: Message = Message { token: true, choices: 1, ..NOTHING };
 const SILENT: Message = Message { choices: 1, ..NOTHING };
 const DONE: Message = Message { done: true, ..NOTHING };

@@ -18,7 +18,7 @@ async fn a_stream_is_measured_event_by_event() {
     assert_eq!(timing.gaps.len(), 3);
     assert_eq!(timing.output_tokens, Some(4));
     assert_eq!(timing.prompt_tokens, Some(3));
-    // A loaded machine can only lengthen the wait before each piece.
+    // If the machine is loaded, the wait before each piece can only be longer.
     assert!(timing.ttft >= pause);
     assert!(timing.gaps.iter().all(|gap| *gap >= pause / 2), "{:?}", timing.gaps);
     assert_eq!(timing.e2el, timing.ttft + timing.gaps.iter().sum::<Duration>());

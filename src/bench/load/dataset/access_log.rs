@@ -2,15 +2,15 @@
 //!
 //! A line has the time at which a request ended, so the request arrived at `time - total_ms`.
 //! Prompt tokens are the engine's count, otherwise the gateway's estimate. Failed requests are
-//! replayed, too, with the median of the known output lengths. Left out are requests that generate
-//! no text, and copies for shadow arms, because a replay makes new copies. Models other than the
-//! run's become adapters.
+//! replayed, too, with the median of the known output lengths. Requests that generate no text are
+//! left out. So are copies for shadow arms, because the gateway makes new copies in a replay.
+//! Models other than the run's model become adapters.
 //!
 //! The log holds no prompts, so prompts of the recorded lengths are generated.
 //!
 //! The gateway's records ([records]) add hashes of the beginnings of prompts, so that requests
 //! share prefixes as they did. There is a hash every [`STEP`] bytes (less often in long prompts).
-//! The file's average ratio converts the bytes to tokens.
+//! The file's average ratio of tokens to bytes converts the bytes.
 
 use serde_json::Value;
 
@@ -95,7 +95,7 @@ fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &Rea
     let count = |key: &str| entry.get(key).and_then(Value::as_u64).filter(|count| *count > 0);
     let Some(tokens) = count("prompt_tokens").or_else(|| count("estimate_tokens")) else { return false };
     let output = count("completion_tokens");
-    // In records of earlier versions the class was the home pool.
+    // Records of earlier versions have no class, so the home pool is used.
     let class = ["class", "home", "pool"].into_iter().find_map(|key| entry.get(key)?.as_str());
     let class = items.class(class.unwrap_or("all"));
     let adapter = items.adapter(entry.get("model").and_then(Value::as_str), options.model);
@@ -114,8 +114,8 @@ fn add(items: &mut Items, seen: &mut Seen, entry: &Value, at: f64, options: &Rea
     true
 }
 
-/// Names of the blocks of [`STEP`] bytes at the beginning of a prompt. Two prompts share the blocks
-/// up to the end of the last beginning that they have in common.
+/// Names of the blocks of [`STEP`] bytes at the beginning of a prompt. Two prompts have the same
+/// names up to the end of the longest beginning that they have in common.
 fn blocks(hashes: &[Value]) -> Vec<u64> {
     let mut names = Vec::new();
     let hashes = hashes.iter().map_while(|hash| u64::from_str_radix(hash.as_str()?, 16).ok());

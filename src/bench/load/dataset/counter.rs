@@ -1,8 +1,8 @@
 //! Counts the tokens of a text: exactly with a tokenizer, otherwise by bytes.
 //!
-//! Counts by bytes only decide which conversations are kept and how long responses may be. With a
-//! tokenizer, a run also counts the tokens of responses. A text that the tokenizer cannot encode is
-//! counted by bytes.
+//! Counts by bytes are used only to decide which conversations are kept and how long responses may
+//! be. With a tokenizer, a run also counts the tokens of responses. A text that the tokenizer
+//! cannot encode is counted by bytes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokenizers::Tokenizer;
 use super::error::DatasetError;
 use super::item::Items;
 
-/// Bytes of one token without a tokenizer: the usual ratio for English.
+/// Bytes that count as one token without a tokenizer, as is usual for English.
 pub const BYTES_PER_TOKEN: usize = 4;
 
 /// A counter of tokens.
@@ -58,7 +58,8 @@ impl TokenCounter {
         }
     }
 
-    /// Special tokens that the tokenizer, like a server, adds to the prompt of a completion.
+    /// Number of special tokens that the tokenizer, like a server, adds to the prompt of a
+    /// completion.
     pub fn special(&self) -> u32 {
         match self {
             Self::Bytes => 0,

@@ -1,7 +1,7 @@
 //! The requests of a dataset, independent of the file's format.
 //!
-//! An item has the text of a prompt, or only the length. Blocks that a trace names preserve shared
-//! prefixes. Bounds: [`MAX_ITEMS`].
+//! An item has the text of a prompt, or only the length. Blocks that a trace names let generated
+//! prompts share prefixes as the original prompts did. Bounds: [`MAX_ITEMS`].
 
 use std::sync::Arc;
 
@@ -32,14 +32,14 @@ pub enum ItemPrompt {
     Text {
         /// The prompt.
         text: Arc<str>,
-        /// Tokens, counted or estimated.
+        /// Tokens of the text, counted or estimated.
         tokens: u32,
     },
     /// A generated prompt that begins with these blocks.
     Made {
         /// Tokens of the prompt, at least 1.
         tokens: u32,
-        /// Names of blocks. Equal names mean equal tokens.
+        /// Names of blocks. Blocks with equal names have equal tokens.
         blocks: Arc<[u64]>,
         /// Tokens in a block.
         block: u32,
@@ -65,7 +65,7 @@ pub struct Items {
     pub list: Vec<Item>,
     /// Kinds of requests.
     pub classes: Vec<ClassConfig>,
-    /// Models in the file other than the run's model.
+    /// The models that the file names, without the run's model.
     pub adapters: Vec<String>,
     /// Notes for the user.
     pub notes: Vec<String>,

@@ -28,9 +28,9 @@ pub struct ReadOptions<'a> {
     pub counter: &'a TokenCounter,
     /// The output length of all requests, instead of the lengths in the file.
     pub output: Option<u32>,
-    /// The most requests (0: all).
+    /// The most requests that are read; 0 for all.
     pub limit: usize,
-    /// Seed for shuffling; files with times keep their order.
+    /// Seed for shuffling the requests. Requests of a file with times are not shuffled.
     pub shuffle: Option<u64>,
     /// The run's `"model"`.
     pub model: &'a str,

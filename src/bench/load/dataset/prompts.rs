@@ -1,9 +1,9 @@
 //! Datasets with prompts as text: ShareGPT conversations and custom prompts.
 //!
-//! ShareGPT is read as by `vllm bench serve`: the first turn of a conversation is the prompt, the
-//! second (which it must have) gives the output length. A conversation is kept if the prompt has 4
-//! to 1024 tokens, the output at least 4 (unless the user gives the length), and both together at
-//! most 2048.
+//! ShareGPT is read as by `vllm bench serve`. The first turn of a conversation is the prompt, and
+//! the second, which it must have, gives the output length. A conversation is kept if the prompt
+//! has 4 to 1024 tokens, the output at least 4 (unless the user gives the length), and both
+//! together at most 2048.
 
 use std::sync::Arc;
 

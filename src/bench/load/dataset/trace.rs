@@ -112,8 +112,8 @@ pub(super) fn azure(text: &str, file: &str) -> Result<Items, DatasetError> {
     Ok(items)
 }
 
-/// Seconds since 1970 of a time like `2023-11-16 18:15:46.6805900`. A time zone is ignored: only
-/// differences matter.
+/// Seconds since 1970 of a time like `2023-11-16 18:15:46.6805900`. A time zone is ignored, because
+/// only differences matter.
 fn wall_clock(text: &str) -> Option<f64> {
     let (date, time) = text.split_once([' ', 'T'])?;
     let date: jiff::civil::Date = date.parse().ok()?;

@@ -215,7 +215,7 @@ fn requests_that_fail_are_judged_and_are_no_other_load() {
         assert_eq!(comparison.loads, Vec::<String>::new());
         let failed = comparison.rows.iter().find(|row| row.name == "long: failed").unwrap();
         assert_eq!(failed.verdict, Verdict::Worse);
-        // The lengths of failed requests are known without classes, too.
+        // The lengths of failed requests are known even if the result has no classes.
         let plain = |run: &RunResult| RunResult { config: RunConfig::default(), ..run.clone() };
         let comparison = compared(&plain(&a), &plain(&b));
         assert_eq!((comparison.loads.len(), comparison.rows[0].verdict), (0, Verdict::Worse));

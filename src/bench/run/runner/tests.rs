@@ -51,7 +51,7 @@ async fn a_request_that_is_due_at_the_start_is_not_sent_before_it() {
 
 #[tokio::test]
 async fn a_late_send_is_measured_and_its_lag_recorded() {
-    // Each takes 50 ms or more: the last of three waits for two.
+    // Each request takes 50 ms or more, and the last of three waits for the two others.
     let pause = Duration::from_millis(25);
     let engine = MockEngine::start(move |_| MockResponse::stream(completion_stream(1), pause)).await;
     let burst = plan(Arrival::Burst { rate: 1_000.0, size: 3 }, Extent::Requests(3));

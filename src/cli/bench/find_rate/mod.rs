@@ -57,7 +57,7 @@ pub(super) async fn run(args: &BenchArgs, setup: &Setup, stop: &mut StopSignals)
     Ok(if found.best.is_some() && !halted { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The objectives of each class; a class without objectives is an error.
+/// The objectives of each class. A class without objectives is an error.
 fn objectives(setup: &Setup) -> anyhow::Result<Vec<Slo>> {
     let plan = &setup.plan;
     if plan.sessions.is_some() || plan.workload.leaving > 0.0 {
@@ -94,7 +94,8 @@ fn goal(args: &BenchArgs, objectives: &[Slo]) -> anyhow::Result<SearchGoal> {
     if !(tolerance > 0.0 && tolerance < 1.0) || search.find_rate_requests < 30 || search.find_rate_runs < 3 {
         anyhow::bail!("--find-rate: give a tolerance above 0 and below 100 %, 30 requests or more, and 3 runs or more");
     }
-    // A bound on TPOT alone does not limit how long a queue may grow, so one second is used.
+    // A bound on TPOT alone does not limit how long a queue may grow, so one second is the bound
+    // then.
     let spans = objectives.iter().flat_map(|slo| [slo.ttft, slo.e2el]).flatten().map(|ms| ms / 1e3);
     let longest_bound = spans.reduce(f64::max).unwrap_or(1.0);
     Ok(SearchGoal {

@@ -32,10 +32,10 @@ struct Scenario {
     about: f64,
 }
 
-/// Requests that show the attainment to about 0.1 %.
+/// Requests of a long run, enough to show the attainment to about 0.1 %.
 const LONG: usize = 240_000;
 
-/// TTFT alone: attainment falls slowly with the rate.
+/// The objective is TTFT alone, so attainment falls slowly with the rate.
 const GENTLE: Scenario = Scenario {
     name: "gentle",
     max_num_seqs: 256,
@@ -46,7 +46,7 @@ const GENTLE: Scenario = Scenario {
     e2el: f64::INFINITY,
     about: 34.02,
 };
-/// Few slots and a loose bound on E2EL: no request is late until nearly all are.
+/// There are few slots and a loose bound on E2EL, so no request is late until nearly all are.
 const CLIFF: Scenario = Scenario {
     name: "cliff",
     max_num_seqs: 16,
@@ -76,7 +76,8 @@ struct Simulated {
 impl Simulated {
     fn virtual_server(&self, seed: u64) -> VirtualServer {
         let profile = Profile::named("h200-llama-8b").unwrap();
-        // No two prompts share a prefix, and the cache would take most of the time.
+        // The cache is off, because no two prompts share a prefix and the cache would take most of
+        // the test's time.
         let max_num_seqs = self.scenario.max_num_seqs;
         let config = EngineConfig { max_num_seqs, seed, prefix_caching: false, ..EngineConfig::default() };
         let cost = CostModel::new(&profile, config.max_num_seqs, config.max_num_batched_tokens);
@@ -99,7 +100,8 @@ impl SystemUnderTest for Simulated {
     async fn run(&mut self, trial: &Trial, judge: &mut Judge) -> Result<TrialStats, Infallible> {
         let seed = Rng::new((self.seed << 32) ^ trial.seed).next_u64();
         let (mut rng, mut server) = (Rng::new(seed), self.virtual_server(seed));
-        // A list by number: a hash table would double the time of these tests.
+        // The requests are a list by number, because a hash table would double the time of these
+        // tests.
         let mut requests: Vec<(f64, f64)> = Vec::new();
         let (mut in_flight, mut now, mut due) = (0, 0.0, 0.0);
         let mut ends = Vec::new();
@@ -174,8 +176,8 @@ impl LongRuns {
         self.measured.push((rate, hits as f64 / LONG as f64));
     }
 
-    /// The rate with the attainment `share`, to 1 %. It is measured, so that the tests stay valid
-    /// when the cost model changes.
+    /// The rate with the attainment `share`, exact to 1 %. It is measured, so that the tests stay
+    /// valid when the cost model changes.
     fn rate(&mut self, share: f64) -> f64 {
         loop {
             let holding = self.measured.iter().filter(|(_, attainment)| *attainment >= share).map(|(rate, _)| *rate);

@@ -12,7 +12,7 @@ use sluice_core::vllm::args::ServeArgs;
 use sluice_sim::{Profile, SimConfig};
 
 const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny/tokenizer.json");
-/// Adds tokens and strips a text's blanks, as templates of common models do.
+/// A template that adds tokens and strips a text's blanks, as templates of common models do.
 const TEMPLATE: &str = "<|system|>answer in few words<|end|>{% for m in messages %}<|{{m.role}}|>{{m.content | trim}}\
                         <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 

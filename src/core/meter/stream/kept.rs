@@ -12,10 +12,10 @@ use crate::openai::kept_text::KeptText;
 use crate::openai::sse::SseScanner;
 
 impl StreamMeter {
-    /// Keeps at most this many bytes of the answer's text; called before the first chunk. From then
-    /// on only whole events are passed on. An error or a finish reason `abort`, with all bytes
-    /// after it, is withheld: see [`StreamMeter::take_withheld`]. The caller passes these bytes on
-    /// if no other engine continues the stream.
+    /// Keeps at most this many bytes of the answer's text. The caller calls it before the first
+    /// chunk. From then on the meter passes on only whole events. It withholds an error or `abort`
+    /// after the first output, with all bytes after it: see [`StreamMeter::take_withheld`]. The
+    /// caller passes these bytes on if no other engine continues the stream.
     pub fn keep_text(&mut self, most: usize) {
         if matches!(self.tally.dialect, Dialect::Choices | Dialect::Messages) {
             self.memo.keep_text(most);
@@ -45,7 +45,7 @@ impl StreamMeter {
         self.tally.text_tokens()
     }
 
-    /// Whether the engine has reported the number of tokens of the text.
+    /// Whether the engine has reported how many tokens the text has.
     pub fn has_counted_text(&self) -> bool {
         self.tally.tokens.is_some()
     }

@@ -104,7 +104,8 @@ fn continuous_usage_gives_token_gaps() {
         &[(10, event(1).as_bytes()), (22, event(4).as_bytes()), (25, event(4).as_bytes()), (30, event(5).as_bytes())],
     );
     assert!(stats.token_itl);
-    // Three tokens 4 ms apart, an event without a new token, then one token 8 ms after the last.
+    // Three tokens 4 ms apart, an event without a new token, then one token 8 ms after the last
+    // token.
     assert_eq!(stats.itl.count(), 4);
     assert!((stats.itl.sum_seconds() - 0.020).abs() < 1e-9);
     assert!((stats.itl.max_seconds() - 0.008).abs() < 1e-9);
@@ -158,7 +159,8 @@ fn accepted_drafts_count_as_tokens() {
         assert_eq!(stats.token_itl, continuous);
         assert!((stats.itl.sum_seconds() - 0.114).abs() < 1e-6);
     }
-    // By token if every event has usage; otherwise by event, the last event included.
+    // The gaps are counted by token if every event has usage, otherwise by event, including the
+    // last event.
     assert_eq!([true, false].map(|continuous| events(continuous).itl.count()), [39, 18]);
     assert!((events(true).itl.max_seconds() - 0.007).abs() < 1e-9);
 }

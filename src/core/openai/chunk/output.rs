@@ -1,6 +1,6 @@
 //! The output of an event: its length, and the place of a text that another engine can continue.
 //!
-//! Nothing is stored, so there is no bound here.
+//! The readers store nothing, so no bound is needed here.
 
 use super::super::not_continued::NotContinued;
 use super::super::scan::{JsonKind, ScanError, Scanner, Span};
@@ -11,9 +11,10 @@ pub(super) const PINGS: [&str; 5] = ["ping", "keepalive", "keep-alive", "keep_al
 /// The output of an event, as far as another engine can continue it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Output {
-    /// The place of the text in the part, still escaped and without quotes.
+    /// The place of the text in the part of the event that was read, still escaped and without
+    /// quotes.
     pub(super) text: Span,
-    /// Why the output is more than this text.
+    /// The reason why another engine cannot continue the output after this text, if any.
     pub(super) why_not: Option<NotContinued>,
 }
 
@@ -29,7 +30,7 @@ impl Output {
         self.text = text;
     }
 
-    /// Adds the output of a choice.
+    /// Adds the output of the choice with this index.
     pub(super) fn add(&mut self, index: u64, choice: Output) {
         let why_not = if index == 0 { choice.why_not } else { Some(NotContinued::Choices) };
         self.why_not = self.why_not.or(why_not);

@@ -3,6 +3,7 @@
 //! The type is in the member `type`, or only in the name of the event. For Messages the place of
 //! the text is noted as well, so that another engine can continue the text.
 
+use super::super::engine_times::{self, EngineTimes};
 use super::super::event::{EventKind, StreamEvent};
 use super::super::not_continued::NotContinued;
 use super::super::response::{self, Answer, FinishReason, FlatError, TokenUsage, UpstreamError};
@@ -17,6 +18,7 @@ pub(in crate::openai) struct Typed {
     text: u64,
     stopped: Option<FinishReason>,
     usage: Option<TokenUsage>,
+    times: Option<EngineTimes>,
     error: Option<UpstreamError>,
     flat: FlatError,
     output: Output,
@@ -37,6 +39,7 @@ impl Typed {
                         match &*key.bytes() {
                             b"usage" => self.usage = response::usage(scanner)?.or(self.usage),
                             b"error" => self.error = response::error(scanner)?,
+                            b"metrics" => self.times = engine_times::read(scanner)?,
                             _ => drop(scanner.skip()?),
                         }
                         Ok::<_, ScanError>(())
@@ -121,15 +124,15 @@ fn delta(scanner: &mut Scanner<'_>, typed: &mut Typed) -> Result<(), ScanError> 
 
 impl Typed {
     pub(super) fn response(self) -> StreamEvent {
-        let (usage, text) = (self.usage, self.text);
+        let (usage, times, text) = (self.usage, self.times, self.text);
         let mut answer = Answer { refused: self.name == "response.refusal.delta" && text > 0, ..Answer::default() };
         match self.name.as_str() {
             "response.completed" | "response.incomplete" => {
-                // The usual reason for an incomplete response. The other reason is a content
-                // filter, which vLLM lacks.
+                // An incomplete response counts as cut at the length limit. Its other possible
+                // reason is a content filter, which vLLM lacks.
                 let reason = if self.name == "response.completed" { FinishReason::Stop } else { FinishReason::Length };
                 answer.finished(reason);
-                StreamEvent { kind: EventKind::Usage, finish: true, answer, usage, ..StreamEvent::default() }
+                StreamEvent { kind: EventKind::Usage, finish: true, answer, usage, times, ..StreamEvent::default() }
             }
             "response.failed" | "error" => self.failed(),
             name if name.ends_with(".delta") && text > 0 => {

@@ -129,7 +129,7 @@ fn a_second_model_that_only_some_parsers_see_is_refused() {
         let body = of_parts(&[(second, "evil"), (MODEL, "good")]);
         assert!(read(Route::Transcriptions, TYPE, &body).is_err(), "{second}");
     }
-    // In UTF-7 this name reads `model`.
+    // Decoded as UTF-7, this name is `model`.
     let hidden = of_parts(&[(MODEL, "good"), ("Content-Disposition: form-data; name=\"+AG0-odel\"", "evil")]);
     assert_eq!(why(TYPE, &hidden), "the name of a part has characters other than letters, digits and _.-[]");
     let utf_7 = "multipart/form-data; boundary=XyZ; charset=utf-7";
@@ -161,7 +161,7 @@ fn broken_forms_are_refused() {
 #[derive(serde::Deserialize)]
 struct Recorded {
     content_type: String,
-    /// Each character is one byte.
+    /// The body, with each byte written as one character.
     body: String,
     /// The last `model` that starlette reads; absent if it reads none or refuses the form.
     model: Option<String>,

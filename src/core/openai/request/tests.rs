@@ -1,6 +1,6 @@
 //! Tests of the reading of request bodies, by example.
 //!
-//! A regression test is named by the symptom.
+//! The name of a regression test is the symptom.
 
 use super::*;
 use crate::openai::scan::ScanError;

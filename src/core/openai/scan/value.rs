@@ -6,8 +6,8 @@ use std::borrow::Cow;
 
 use super::string::unescape;
 
-/// The deepest accepted nesting; Python's parser also stops at 1,000 calls. Requests of real
-/// clients stay below 20 (tool schemas). [`Scanner::skip`] does not recurse.
+/// The deepest accepted nesting; Python's parser also stops after 1,000 nested calls. Requests of
+/// real clients stay below 20 (tool schemas). [`Scanner::skip`] does not recurse.
 pub const MAX_DEPTH: u32 = 1_000;
 
 /// Why bytes are not an acceptable JSON document; the sender is at fault.

@@ -18,7 +18,7 @@ pub struct TextShape {
     pub marks: u64,
     /// Characters outside ASCII.
     pub wide: u64,
-    /// Blanks (and raw line breaks and tabs) directly after another one.
+    /// Blanks, raw line breaks and tabs that directly follow another of these.
     pub blanks: u64,
 }
 
@@ -125,12 +125,12 @@ struct CodeUnits {
     /// Escapes of the second half of a surrogate pair.
     completed: u64,
     last: Digits,
-    /// The mask of the ends of high surrogates.
+    /// The mask of the last digits of high surrogates, in the previous block.
     last_high: u64,
 }
 
-/// Masks of a block by the value of the hexadecimal digit. Of the previous block only the [`tail`]
-/// is kept, where an escape may begin.
+/// Masks of a block by the value of the hexadecimal digit. Of the previous block's masks only the
+/// [`tail`] is kept, because an escape may begin there.
 #[derive(Default)]
 struct Digits {
     /// The escaped `u` before four digits.
@@ -149,7 +149,7 @@ struct Digits {
 
 impl CodeUnits {
     /// Counts the escapes that end in this block. `u`: the mask of escaped `u`s. Returns 0 if the
-    /// next block needs nothing from this one. Not inlined, so that the sums stay in registers for
+    /// next block needs no mask of this block. Not inlined, so that the sums stay in registers for
     /// texts without such escapes.
     #[inline(never)]
     fn count<S: Simd>(&mut self, simd: S, block: &[u8; BLOCK], u: u64) -> u64 {

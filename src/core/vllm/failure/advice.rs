@@ -1,7 +1,7 @@
 //! One sentence of advice for the operator after a failure.
 //!
-//! The table of classes has one advice for each class. If the log shows more, the advice is more
-//! specific: it names a value that would have worked, or the engine's port that is in use.
+//! The table of classes has one advice for each class. If the log shows a value that would have
+//! worked, or which port of the engine is in use, the advice names it.
 
 use super::class::FailureClass;
 use super::suggestion::FlagSuggestion;

@@ -144,7 +144,7 @@ classes! {
     /// The API server of the cluster refused a call or cannot be reached.
     ClusterRefused "cluster_refused" Later
         "correct what the API server says; it is tried again"
-    /// The settings to change are managed by other programs or people.
+    /// Other programs or people manage the settings that must change.
     ManagedElsewhere "managed_elsewhere" Never
         "change it where it is managed, or leave args out of that manifest so that the gateway owns them"
     /// The gateway may not start or stop this engine.

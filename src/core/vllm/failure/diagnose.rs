@@ -1,16 +1,17 @@
 //! Diagnoses the end of an engine from its log.
 //!
-//! [`LogRules`] has the texts of one kind of engine; this file has the texts of vLLM and of the
-//! libraries that other engines use, too.
+//! [`LogRules`] has the texts of one kind of engine. This file has the texts of vLLM, and the texts
+//! of libraries that other engines use too.
 //!
 //! vLLM prints the root cause early, from another process than the one that ends last; the last
 //! line only says "see root cause above". So all kept lines are searched, in this order:
-//! 1. a line which shows that a process of the engine was killed, unless an error precedes it:
-//!    later errors are consequences;
+//! 1. a line which shows that a signal ended a healthy server, or that a process of the engine was
+//!    killed, unless an error precedes it: later errors are consequences;
 //! 2. messages of vLLM and CUDA that name one situation ([`PATTERNS`]), the most specific first;
 //! 3. the first exception that is not a mere consequence of another one;
 //! 4. a line which shows that a process of the engine ended, for any reason;
-//! 5. a message of kind 2 at level information or warning: vLLM may have worked around it;
+//! 5. a message of kind 2 at level information or warning, which comes late because vLLM may have
+//!    worked around the problem;
 //! 6. the exit status.
 
 use serde::{Deserialize, Serialize};
@@ -73,11 +74,11 @@ impl Diagnosis {
 pub struct LogRules {
     /// The form of the lines.
     pub form: LogForm,
-    /// Texts, and the class of a line that contains one, searched before [`PATTERNS`]. The most
-    /// specific texts come first.
+    /// Texts, each with the class of a line that contains it, searched before [`PATTERNS`]. The
+    /// most specific texts come first.
     pub failures: &'static [(&'static str, FailureClass)],
-    /// Texts of lines that a healthy engine prints. An error before the last of these lines did not
-    /// end the engine.
+    /// Texts of lines that a healthy engine prints. An error before the last such line did not end
+    /// the engine, unless the log shows a crash.
     pub healthy: &'static [&'static str],
     /// Texts of lines that the engine prints when a signal ends it.
     pub shutdown: &'static [&'static str],
@@ -91,7 +92,6 @@ pub struct LogRules {
 pub const LOG: LogRules = LogRules {
     form: FORM,
     failures: &[],
-    // Lines that a healthy engine prints.
     healthy: &["Avg prompt throughput:", "HTTP/1.1\" 200", "Application startup complete"],
     // The API server (in 0.22 the engine core) prints them.
     shutdown: &["API server: shutdown triggered", "Shutdown initiated (timeout="],
@@ -126,8 +126,8 @@ impl LogRules {
     }
 }
 
-/// A text, and the class of a line that contains it. The most specific texts come first. Messages
-/// of vLLM 0.22 to 0.33, two of 0.6, and those of PyTorch, CUDA and the model hub.
+/// Texts, each with the class of a line that contains it; the most specific come first. They are
+/// messages of vLLM 0.22 to 0.33, two of 0.6, and messages of PyTorch, CUDA and the model hub.
 const PATTERNS: &[(&str, FailureClass)] = &[
     ("To serve at least one request with the model's max seq len", FailureClass::KvTooSmall),
     ("larger than the maximum number of tokens that can be stored in KV cache", FailureClass::KvTooSmall),
@@ -193,10 +193,12 @@ const PATTERNS: &[(&str, FailureClass)] = &[
     (FOLDED, FailureClass::BadArguments),
 ];
 
-/// Texts which show that the host must not use a model hub, so an unreachable hub is no outage.
+/// Texts which show that the host must not use a model hub. An unreachable hub is then not an
+/// outage of the network.
 const OFFLINE: &[&str] = &["outgoing traffic has been disabled", "HF_HUB_OFFLINE", "OfflineModeIsEnabled"];
 
-/// The beginning of the message with which an API server answers after its engine core has died.
+/// The beginning of the message with which an API server answers requests after the engine core has
+/// died.
 pub const CORE_DIED: &str = "EngineCore encountered an issue";
 
 /// Texts of exceptions that only pass on another exception.
@@ -248,8 +250,8 @@ pub fn diagnose_by<S: AsRef<str>>(rules: &LogRules, lines: &[S], exit: Option<Ex
     let class = match (&found, exit) {
         (Some((FailureClass::OutOfMemory, _)), _) => out_of_memory_in(phase),
         (Some((FailureClass::Network, _)), _) if is_offline(lines) => FailureClass::ModelNotFound,
-        // An error that prevents a start did not end an engine that had started: it belongs to a
-        // refused request.
+        // An error of a kind that prevents a start cannot have ended an engine that had started. It
+        // belongs to a refused request.
         (Some((class, _)), _)
             if served && (*class == FailureClass::EngineFailed || class.retry() == Retryable::Never) =>
         {
@@ -258,13 +260,15 @@ pub fn diagnose_by<S: AsRef<str>>(rules: &LogRules, lines: &[S], exit: Option<Ex
         // argparse exits with status 2 and prints the reason in a separate line.
         (Some((FailureClass::EngineFailed, _)) | None, Some(Exit::Code(2))) if !served => FailureClass::BadArguments,
         (Some((class, _)), _) => *class,
-        // Usually the OOM killer, since the gateway's own stops are not diagnosed.
+        // This is usually the OOM killer, because the gateway does not diagnose ends that it caused
+        // itself.
         (None, Some(Exit::Signal(9) | Exit::Code(137))) => FailureClass::Killed,
         (None, Some(Exit::Code(126 | 127))) => FailureClass::ProgramMissing,
         (None, Some(_)) if served => FailureClass::EngineDied,
         (None, _) => FailureClass::EngineFailed,
     };
-    // Read from the whole line, because the clipped cause may end before the number.
+    // The suggestion is read from the whole line, because the clipped cause may end before the
+    // number.
     let suggestion = found.and_then(|(_, line)| FlagSuggestion::read(class, line));
     let cause = found.map(|(_, line)| clipped(line)).or_else(|| match (class, exit) {
         // The last log line has nothing to do with a signal from outside.
@@ -341,8 +345,8 @@ fn last_match<'l, S: AsRef<str>>(rules: &LogRules, lines: &'l [S]) -> Option<(Fa
     })
 }
 
-/// Whether a line reports the text, rather than quoting source code, warning of it or announcing a
-/// retry.
+/// Whether a line reports the text as a failure. A quote of source code, a warning and the
+/// announcement of a retry do not.
 fn reports(text: &str, mark: &str) -> bool {
     let passing = ["This can cause", "thrown while requesting", "Retrying in"];
     text.contains(mark) && !text.starts_with("    ") && !passing.iter().any(|words| text.contains(words))

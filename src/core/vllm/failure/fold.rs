@@ -7,7 +7,7 @@
 //! by [`FOLDED`] and the cause; the other lines become empty.
 //!
 //! Bound: a cause is searched in the next [`LINES_MAX`] lines of the log, among lines of the same
-//! process. Only the first of several errors is used.
+//! process. If pydantic prints several errors, only the first is used.
 
 use std::borrow::Cow;
 
@@ -41,7 +41,7 @@ fn is_head(text: &str) -> bool {
         && (text.contains(" validation error for ") || text.contains(" validation errors for "))
 }
 
-/// The cause, and the offsets of the lines that it takes up.
+/// The cause, and the offsets of the lines that the cause consists of.
 fn cause<S: AsRef<str>>(lines: &[S], of: Option<&str>) -> Option<(String, Vec<usize>)> {
     let (mut parts, mut used) = (Vec::new(), Vec::new());
     for (offset, line) in lines.iter().take(LINES_MAX).enumerate() {

@@ -1,7 +1,7 @@
 //! Tests of the failure classes, on captured logs and on the texts of other versions.
 //!
-//! A captured log is cut into lines as the gateway does, and followed to the phase that the start
-//! had reached.
+//! A captured log is cut into lines as the gateway cuts it, and a [`StartFollower`] finds the phase
+//! that the start had reached.
 
 use super::*;
 use crate::vllm::logs::{StartFollower, StartPhase};
@@ -190,7 +190,7 @@ fn a_warning_counts_only_where_no_error_is_found() {
     let said = |lines: &[String]| diagnose(lines, Some(Exit::Code(1)), StartPhase::Compiling);
     assert_eq!(said(&with("ImportError: libfoo.so: cannot open shared object file")).class, FailureClass::EngineFailed);
     assert_eq!(said(&with("torch.OutOfMemoryError: CUDA out of memory.")).class, FailureClass::OutOfMemoryWarmUp);
-    // Only the warning.
+    // A log that has only the warning.
     assert_eq!(said(&[warning.to_owned()]).class, FailureClass::BadArguments);
 }
 

@@ -1,4 +1,5 @@
-//! The flags of `vllm serve`: the table of flags, and the only type, reader and writer of values.
+//! The flags of `vllm serve`: the table of flags, and the type, reader and writer of values, which
+//! all of sluice uses.
 //!
 //! | subject | file |
 //! |---|---|

@@ -2,8 +2,8 @@
 //!
 //! The table is `flags.txt`: names, kinds and choices in the order of registration. A name may be
 //! written with `_` for `-`, and may be abbreviated as long as only one flag begins with the
-//! abbreviation. A switch is negated by `--no-NAME`; since 0.33 also by swapping `--enable-` and
-//! `--disable-`, so 0.33 accepts some flags that earlier versions had removed
+//! abbreviation. A switch is negated by `--no-NAME`. Since 0.33 it is also negated by swapping
+//! `--enable-` and `--disable-`, so 0.33 accepts some flags that earlier versions had removed
 //! (`--disable-log-requests`).
 
 use std::sync::OnceLock;
@@ -67,8 +67,8 @@ pub(super) fn resolve(written: &str) -> (String, Option<Arity>) {
     }
 }
 
-/// The full name of a setting, which has no leading dashes, and whether `true` turns that flag on:
-/// `no_enable-lora` is `enable-lora`, turned off.
+/// The full name of a setting, which has no leading dashes, and whether `true` turns the flag on.
+/// `no_enable-lora` is `enable-lora`, and `true` turns it off.
 pub fn setting(name: &str) -> (String, bool) {
     let (full, arity) = resolve(&format!("--{name}"));
     (full, arity != Some(Arity::Switch { on: false }))
@@ -100,7 +100,7 @@ pub(in crate::vllm) enum Takes {
     Float,
     /// A whole number, optionally with a unit.
     Size,
-    /// As `Size`, or `auto`.
+    /// As `Size`, and also `auto`.
     SizeAuto,
     /// Any text.
     Text,
@@ -117,7 +117,7 @@ pub(in crate::vllm) struct Flag {
     /// All positive names as written.
     names: Vec<&'static str>,
     pub(in crate::vllm) takes: Takes,
-    /// Whether the type is optional; error messages then read differently.
+    /// Whether the flag also takes `None`. vLLM's error messages for such flags have other words.
     pub(in crate::vllm) optional: bool,
     /// Whether the flag takes one or more values.
     pub(in crate::vllm) many: bool,
@@ -126,14 +126,14 @@ pub(in crate::vllm) struct Flag {
 }
 
 impl Flag {
-    /// `--a/--no-a/-b`, as errors name it.
+    /// The flag as vLLM's errors name it: `--a/--no-a/-b`.
     pub(in crate::vllm) fn shown(&self, version: Version) -> String {
         let forms = self.forms(version);
         let names: Vec<&str> = forms.iter().filter(|form| form.shown).map(|form| form.text.as_str()).collect();
         names.join("/")
     }
 
-    /// `--a A, -b A`, `--a, --no-a` or `--a {x,y}`, as in a help text.
+    /// The flag as vLLM's help shows it: `--a A, -b A`, `--a, --no-a` or `--a {x,y}`.
     pub(in crate::vllm) fn entry(&self, version: Version) -> String {
         let value = match self.takes {
             Takes::Flag | Takes::Switch => String::new(),

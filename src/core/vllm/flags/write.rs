@@ -2,8 +2,8 @@
 //!
 //! `true` becomes `--name`, `false` `--no-name`, a list `--name a b`, any other value
 //! `--name=value`. A key of a flag that takes JSON (`compilation-config.mode`) always becomes
-//! `--name=value`, with the value as JSON. `config` becomes two words, because vLLM searches for
-//! the word `--config` before it parses the rest.
+//! `--name=value`, with the value as JSON. The flag `config` becomes two words, because vLLM
+//! searches for the word `--config` before it parses the rest.
 
 use super::table::dashed;
 use super::value::{FlagValue, SecretText};

@@ -41,7 +41,7 @@ async fn commands_start_and_stop_an_engine_and_get_its_settings() {
                   '--served-model-name=it'\\''s' {\"max-num-seqs\":32,\"served-model-name\":\"it's\"}\n";
     assert_eq!(fs::read_to_string(folder.path().join("up")).unwrap(), wanted);
     assert_eq!(
-        (driver.status().await, driver.find_running().await),
+        (driver.status().await, driver.find_running(None).await),
         (EngineStatus::Running, Some(EngineIdentity::Command))
     );
     assert!(driver.start(&settings()).await.is_err(), "one at a time");

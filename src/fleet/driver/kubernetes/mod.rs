@@ -238,7 +238,7 @@ impl Driver for PodDriver {
         Ok(EngineIdentity::Pod { uid, restarts })
     }
 
-    async fn find_running(&self) -> Option<EngineIdentity> {
+    async fn find_running(&self, _except: Option<&EngineIdentity>) -> Option<EngineIdentity> {
         let pod = self.look().await.ok()??;
         let restarts = self.restarts(&pod);
         pod.metadata.deletion_timestamp.is_none().then_some(())?;

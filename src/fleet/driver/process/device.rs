@@ -22,6 +22,8 @@ use sluice_config::{Gpu, Launch};
 
 /// MiB that a CUDA context or a monitoring tool may take meanwhile.
 const SLACK_MIB: u64 = 256;
+/// MiB of a CUDA context, which an engine takes before it compares the free memory with its share.
+const CONTEXT_MIB: u64 = 768;
 /// Longest wait for `nvidia-smi`; without the persistence daemon the first call takes seconds.
 const SMI_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_INTERVAL: Duration = Duration::from_millis(500);
@@ -106,8 +108,34 @@ impl Devices {
 
     /// Memory in use now; `None` if it cannot be read.
     pub(super) async fn memory_in_use(&self) -> Option<MemoryInUse> {
+        self.query("memory.used").await
+    }
+
+    /// Checks that each device can give `share` of the memory to another engine, next to the memory
+    /// in use now.
+    ///
+    /// # Errors
+    /// The device that cannot, or that the memory cannot be read.
+    pub(super) async fn check_room(&self, share: f64) -> Result<(), String> {
+        let (Some(used), Some(total)) = (self.memory_in_use().await, self.query("memory.total").await) else {
+            return Err("nvidia-smi does not show the memory of the devices".to_owned());
+        };
+        for (index, total) in total {
+            let used = used.get(&index).copied().unwrap_or(total);
+            let left = total.saturating_sub(used.saturating_add(CONTEXT_MIB));
+            if (left as f64) < share * total as f64 {
+                return Err(format!(
+                    "gpu {index}: {used} of {total} MiB are in use, so gpu-memory-utilization = {share} does not fit"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A property of the devices, in MiB; `None` if it cannot be read.
+    async fn query(&self, property: &str) -> Option<MemoryInUse> {
         let mut command = Command::new(&self.program);
-        command.args(["--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]);
+        command.args([&format!("--query-gpu=index,{property}"), "--format=csv,noheader,nounits"]);
         command.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
         let output = timeout(SMI_TIMEOUT, command.output()).await.ok()?.ok()?;
         if !output.status.success() {
@@ -206,6 +234,16 @@ mod tests {
         let (_folder, devices) = smi(&["61, 40000"]);
         let kept = devices.wait_for_memory(&BTreeMap::from([(61, 500)]), Duration::ZERO).await;
         assert_eq!(kept, Err(BTreeMap::from([(61, 40_000)])));
+    }
+
+    #[tokio::test]
+    async fn an_engine_has_room_if_its_share_and_a_context_are_free() {
+        for (in_use, share, fits) in [(2_600, 0.9, true), (9_300, 0.9, false), (2_600, 0.97, false), (0, 0.99, true)] {
+            let (_folder, devices) = smi(&[&format!("61, {in_use}"), "61, 100000"]);
+            assert_eq!(devices.check_room(share).await.is_ok(), fits, "{in_use} MiB in use, share {share}");
+        }
+        let (_folder, devices) = smi(&["60, 5"]);
+        assert!(devices.check_room(0.1).await.unwrap_err().contains("nvidia-smi"), "its device is not shown");
     }
 
     #[test]

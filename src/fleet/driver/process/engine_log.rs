@@ -56,7 +56,12 @@ struct ReadState {
     count: u64,
     read_to: u64,
     follower: StartFollower,
+    /// Bytes of the weights on one GPU.
+    weights: Option<u64>,
 }
+
+/// Before the size of the weights in a line of vLLM: `Model loading took 14.99 GiB memory and ...`.
+const WEIGHTS: &str = "Model loading took ";
 
 impl EngineLog {
     /// The log in `folder` of the backend `name`, which may contain `/`. Opens nothing.
@@ -102,6 +107,12 @@ impl EngineLog {
         self.progress.send_replace(StartProgress::begin(Instant::now()));
         if long {
             self.mark_ready();
+            // The lines of the start are at the beginning, unless the file was rotated since.
+            let mut head = Vec::new();
+            let read = File::open(&self.path).and_then(|file| file.take(READ_MAX / 16).read_to_end(&mut head));
+            if read.is_ok() {
+                self.state.lock().weights = String::from_utf8_lossy(&head).lines().find_map(weights_in);
+            }
         }
         self.read_new();
     }
@@ -165,6 +176,7 @@ impl EngineLog {
         if line.is_empty() {
             return;
         }
+        state.weights = state.weights.max(weights_in(line));
         let movement = state.follower.add_line(line);
         if movement != Movement::None {
             let now = Instant::now();
@@ -219,6 +231,11 @@ impl EngineLog {
         name.into()
     }
 
+    /// Bytes of the weights on one GPU; `None`: the log does not show them.
+    pub(super) fn weights(&self) -> Option<u64> {
+        self.state.lock().weights
+    }
+
     /// The last lines, oldest first, including an incomplete one.
     pub(super) fn tail(&self, lines: usize) -> Vec<String> {
         let state = self.state.lock();
@@ -244,6 +261,16 @@ impl EngineLog {
     pub(super) fn progress(&self) -> watch::Receiver<StartProgress> {
         self.progress.subscribe()
     }
+}
+
+fn weights_in(line: &str) -> Option<u64> {
+    let (number, rest) = line.split_once(WEIGHTS)?.1.split_once(' ')?;
+    let unit = match rest.get(..3)?.trim_end() {
+        "GiB" | "GB" => (1u64 << 30) as f64,
+        _ => return None,
+    };
+    let bytes = number.parse::<f64>().ok()? * unit;
+    (bytes >= 0.0 && bytes < u64::MAX as f64).then_some(bytes as u64)
 }
 
 #[cfg(test)]
@@ -355,5 +382,29 @@ mod tests {
         assert_eq!(progress.borrow().phase, StartPhase::Serving);
         log.begin().unwrap();
         assert_eq!(progress.borrow().phase, StartPhase::Launching);
+    }
+
+    #[test]
+    fn the_size_of_the_weights_is_known_from_the_start_even_if_the_log_is_long() {
+        let (_folder, log) = log();
+        assert_eq!(log.weights(), None);
+        let mut file = log.begin().unwrap();
+        file.write_all(b"(EngineCore pid=1) INFO Model loading took 15.05 GiB memory and 0.4 seconds\n").unwrap();
+        log.read_new();
+        let weights = (15.05 * f64::from(1 << 30)) as u64;
+        assert_eq!(log.weights(), Some(weights));
+        file.write_all(&vec![b'\n'; READ_MAX as usize + 1]).unwrap();
+        log.resume();
+        assert_eq!(log.weights(), Some(weights), "another gateway reads the end, and looks at the beginning");
+        log.begin().unwrap();
+        assert_eq!(log.weights(), None, "another start");
+        for line in [
+            "Model loading took",
+            "Model loading took x GiB",
+            "Model loading took 3 seconds",
+            "Model loading took -1 GB",
+        ] {
+            assert_eq!(weights_in(line), None, "{line}");
+        }
     }
 }

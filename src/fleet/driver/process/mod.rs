@@ -19,7 +19,7 @@ mod stop;
 pub(crate) mod table;
 
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,9 +29,12 @@ use tokio::sync::{Mutex, watch};
 
 use crate::driver::{
     AdapterRank, Driver, DriverKind, EngineFailure, EngineIdentity, EngineSettings, EngineStatus, LogLines, Notice,
-    PortOwner, Redactor, StartProgress, StopRules, Stopped,
+    PortOwner, Redactor, SharedDriver, StartProgress, StopRules, Stopped,
 };
-use crate::launch::{InstalledFlagsCache, LaunchPlan, max_adapter_rank, schedules_by_priority, sequences, sleeps};
+use crate::launch::{
+    InstalledFlagsCache, LaunchPlan, can_run_twice, gpus, max_adapter_rank, memory_share, schedules_by_priority,
+    sequences, sleeps,
+};
 use device::{Devices, MemoryInUse};
 use engine_log::EngineLog;
 use mark::{Marks, ProcessIdentity};
@@ -40,6 +43,9 @@ use sluice_config::Launch;
 use sluice_core::engines::EngineKind;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose_by};
 use table::ProcessEntry;
+
+/// Ends the name of the log of a second engine.
+const SECOND: &str = ".second";
 
 /// Whether a process runs that a gateway with this state `folder` started for the backend `name`.
 pub fn is_running(folder: &Path, name: &str) -> bool {
@@ -53,6 +59,9 @@ pub struct ProcessDriver {
     engine: EngineKind,
     launch: Launch,
     marks: Marks,
+    folder: PathBuf,
+    /// Whether this is the second of two engines of the backend ([`Driver::beside`]).
+    is_second: bool,
     log: Arc<EngineLog>,
     flags: InstalledFlagsCache,
     devices: Devices,
@@ -72,15 +81,21 @@ impl ProcessDriver {
     /// [`new`](Self::new) for an engine of this kind.
     pub fn of_kind(engine: EngineKind, name: &str, launch: Launch, folder: &Path) -> Self {
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        Self::numbered(engine, name, launch, (folder, false))
+    }
+
+    fn numbered(engine: EngineKind, name: &str, launch: Launch, (folder, is_second): (PathBuf, bool)) -> Self {
+        let log = if is_second { format!("{name}{SECOND}") } else { name.to_owned() };
+        let log = EngineLog::new(&folder, &log, Redactor::of_launch(&launch)).of_form(&engine.rules().log.form);
         Self {
             name: name.to_owned(),
             engine,
             marks: Marks::new(&folder, name),
-            log: Arc::new(
-                EngineLog::new(&folder, name, Redactor::of_launch(&launch)).of_form(&engine.rules().log.form),
-            ),
+            log: Arc::new(log),
             flags: InstalledFlagsCache::new(&folder),
             devices: Devices::of(&launch),
+            folder,
+            is_second,
             launch,
             running: Mutex::default(),
             current: parking_lot::Mutex::default(),
@@ -181,6 +196,34 @@ impl Driver for ProcessDriver {
         sleeps(&self.launch, settings)
     }
 
+    fn beside(&self, port: u16) -> Option<SharedDriver> {
+        let launch = Launch { port, ..self.launch.clone() };
+        let folder = (self.folder.clone(), !self.is_second);
+        Some(Arc::new(Self::numbered(self.engine, &self.name, launch, folder)))
+    }
+
+    fn port(&self) -> Option<u16> {
+        Some(self.launch.port)
+    }
+
+    fn asleep_bytes(&self, settings: &EngineSettings) -> Option<u64> {
+        self.log.weights()?.checked_mul(gpus(&self.launch, settings))
+    }
+
+    async fn check_room(&self, settings: &EngineSettings) -> Result<(), String> {
+        if !can_run_twice(&self.launch, settings) {
+            return Err("its flags fix ports (port, data-parallel-size)".to_owned());
+        }
+        let share = memory_share(&self.launch, settings).ok_or("the memory that it takes of the devices is unknown")?;
+        self.devices.check_room(share).await
+    }
+
+    fn set_aside(&self, aside: bool) {
+        if let Some(monitor) = self.monitor() {
+            monitor.count_as_user(&self.devices, !aside);
+        }
+    }
+
     fn log_path(&self) -> Option<&Path> {
         Some(self.log.path())
     }
@@ -204,13 +247,13 @@ impl Driver for ProcessDriver {
             EngineFailure::new(FailureClass::CommandFailed, cause)
         })?;
         let monitor = Monitor::start(&plan, mark, &self.log, &self.devices, baseline)?;
-        let identity = monitor.engine_identity();
+        let identity = monitor.engine_identity(self.launch.port);
         self.set(&mut running, Some(Arc::new(monitor)));
         Ok(identity)
     }
 
     async fn adopt(&self, identity: &EngineIdentity) -> Result<bool, EngineFailure> {
-        let EngineIdentity::Process { pid, started, boot, mark, baseline } = identity else {
+        let EngineIdentity::Process { pid, started, boot, mark, baseline, port: _ } = identity else {
             let cause = "the journal's entry does not describe a child process of the gateway";
             return Err(EngineFailure::new(FailureClass::NotOurs, cause));
         };
@@ -232,11 +275,14 @@ impl Driver for ProcessDriver {
         Ok(true)
     }
 
-    async fn find_running(&self) -> Option<EngineIdentity> {
+    async fn find_running(&self, except: Option<&EngineIdentity>) -> Option<EngineIdentity> {
         // The leader if it lives; else any remaining process has the id of the session.
-        let (entry, mark) = self.marks.find().min_by_key(|(entry, _)| (entry.pid != entry.session, entry.started))?;
+        let is_other = |mark: &str| !matches!(except, Some(EngineIdentity::Process { mark: own, .. }) if own == mark);
+        let found = self.marks.find().filter(|(_, mark)| is_other(mark));
+        let (entry, mark) = found.min_by_key(|(entry, _)| (entry.pid != entry.session, entry.started))?;
         let started = ProcessEntry::read(entry.session).map_or(entry.started, |leader| leader.started);
-        Some(EngineIdentity::Process { pid: entry.session, started, boot: table::boot_id(), mark, baseline: None })
+        let boot = table::boot_id();
+        Some(EngineIdentity::Process { pid: entry.session, started, boot, mark, baseline: None, port: None })
     }
 
     async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure> {

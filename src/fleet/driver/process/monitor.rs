@@ -36,7 +36,8 @@ pub(super) struct Monitor {
     /// wait.
     pub(super) memory_reported: AtomicBool,
     shared: Arc<Shared>,
-    _device_use: DeviceUse,
+    /// `None` while the engine sleeps next to another one.
+    device_use: Mutex<Option<DeviceUse>>,
 }
 
 #[derive(Debug)]
@@ -131,15 +132,25 @@ impl Monitor {
             tracing::error!(%error, "cannot start the thread that watches an engine");
         }
         let memory_reported = AtomicBool::new(false);
-        Self { identity, baseline, memory_reported, shared, _device_use: devices.register_engine() }
+        Self { identity, baseline, memory_reported, shared, device_use: Mutex::new(Some(devices.register_engine())) }
     }
 
-    /// The identity of the engine after a restart of the gateway.
-    pub(super) fn engine_identity(&self) -> EngineIdentity {
+    /// Sets whether the engine counts as a user of its devices.
+    pub(super) fn count_as_user(&self, devices: &Devices, counts: bool) {
+        let mut device_use = self.device_use.lock();
+        match counts {
+            true if device_use.is_none() => *device_use = Some(devices.register_engine()),
+            true => {}
+            false => *device_use = None,
+        }
+    }
+
+    /// The identity of the engine, on this port, after a restart of the gateway.
+    pub(super) fn engine_identity(&self, port: u16) -> EngineIdentity {
         let ProcessIdentity { leader, started, boot, mark } = self.identity.clone();
         let baseline = self.baseline.as_ref();
         let baseline = baseline.map(|in_use| in_use.iter().map(|(index, used)| (*index, *used)).collect());
-        EngineIdentity::Process { pid: leader, started, boot, mark, baseline }
+        EngineIdentity::Process { pid: leader, started, boot, mark, baseline, port: Some(port) }
     }
 
     /// How the leader ended, if it did.

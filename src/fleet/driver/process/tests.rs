@@ -264,12 +264,15 @@ async fn another_driver_of_the_same_backend_finds_and_adopts_an_engine() {
     drop(driver);
     assert!(is_alive(pid), "an engine outlives its driver");
     let second = Rig::driver(&folder);
-    assert_eq!(second.find_running().await, Some(trace.clone()));
+    let EngineIdentity::Process { pid, started, boot, mark, baseline, port: Some(_) } = trace.clone() else { panic!() };
+    let without_port = EngineIdentity::Process { pid, started, boot, mark, baseline, port: None };
+    assert_eq!(second.find_running(None).await, Some(without_port), "no file says where it listens");
+    assert_eq!(second.find_running(Some(&trace)).await, None, "there is no other");
     assert!(second.adopt(&trace).await.unwrap());
     assert_eq!(second.status().await, EngineStatus::Running);
     assert_eq!(second.tail(5), ["one"]);
     assert_eq!(second.stop(rules(DEADLINE)).await.unwrap().exit, Some(Exit::Code(7)));
-    assert_eq!(second.find_running().await, None);
+    assert_eq!(second.find_running(None).await, None);
     assert!(!second.adopt(&trace).await.unwrap(), "gone");
 }
 
@@ -277,8 +280,14 @@ async fn another_driver_of_the_same_backend_finds_and_adopts_an_engine() {
 async fn an_identity_whose_process_id_was_reused_is_not_adopted() {
     let rig = Rig::new("");
     let own = ProcessEntry::read(i32::try_from(std::process::id()).unwrap()).unwrap();
-    let trace =
-        |started, boot| EngineIdentity::Process { pid: own.pid, started, boot, mark: "x".to_owned(), baseline: None };
+    let trace = |started, boot| EngineIdentity::Process {
+        pid: own.pid,
+        started,
+        boot,
+        mark: "x".to_owned(),
+        baseline: None,
+        port: None,
+    };
     assert!(!rig.driver.adopt(&trace(own.started + 1, table::boot_id())).await.unwrap());
     assert!(!rig.driver.adopt(&trace(own.started, "another boot".to_owned())).await.unwrap());
     assert!(rig.driver.adopt(&EngineIdentity::External).await.is_err());
@@ -313,6 +322,7 @@ impl Foreign {
             boot: table::boot_id(),
             mark: mark.to_owned(),
             baseline: None,
+            port: None,
         }
     }
 }
@@ -344,7 +354,7 @@ async fn a_forged_journal_neither_adopts_nor_ends_a_process_that_does_not_carry_
     assert_eq!(second.status().await, EngineStatus::Absent);
     second.stop(rules(DEADLINE)).await.unwrap();
     rig.driver.stop(rules(DEADLINE)).await.unwrap();
-    assert_eq!(second.find_running().await, None, "a mark without the token is not found");
+    assert_eq!(second.find_running(None).await, None, "a mark without the token is not found");
     assert!(is_alive(plain.pid()) && is_alive(marked.pid()));
 }
 
@@ -354,7 +364,7 @@ async fn an_engine_of_an_earlier_version_is_taken_over_by_the_journal_that_descr
     let earlier = format!("{}/state#short/gpu0#18c0ffee", rig.folder.path().display());
     let engine = Foreign::start(Some(&earlier));
     let identity = engine.identity(&earlier).await;
-    assert_eq!(rig.driver.find_running().await, None);
+    assert_eq!(rig.driver.find_running(None).await, None);
     assert!(rig.driver.adopt(&identity).await.unwrap());
     rig.driver.stop(rules(DEADLINE)).await.unwrap();
     assert!(!is_alive(engine.pid()));
@@ -374,7 +384,7 @@ async fn a_process_of_another_user_is_not_adopted_whatever_it_carries() {
     std::os::unix::process::CommandExt::uid(&mut other, 12_345);
     let other = Foreign(other.arg("600").env(table::MARK, &mark).stdout(Stdio::null()).spawn().unwrap());
     other.identity(&mark).await;
-    assert_eq!(rig.driver.find_running().await, None);
+    assert_eq!(rig.driver.find_running(None).await, None);
     assert!(is_alive(other.pid()));
 }
 
@@ -467,4 +477,18 @@ async fn the_memory_of_an_adopted_engine_is_waited_for() {
     assert_eq!(second.stop(rules(DEADLINE)).await.unwrap_err().class, FailureClass::MemoryKept);
     let old = r#"{"by": "process", "pid": 1, "started": 2, "boot": "b", "mark": "m"}"#;
     assert!(matches!(serde_json::from_str(old).unwrap(), EngineIdentity::Process { baseline: None, .. }));
+}
+
+#[tokio::test]
+async fn a_second_engine_runs_next_to_the_first_and_each_is_found_and_stopped_alone() {
+    let rig = Rig::new(SERVE);
+    let first = rig.driver.start(&EngineSettings::default()).await.unwrap();
+    let second = rig.driver.beside(free_port()).unwrap();
+    assert_ne!((second.port(), second.log_path()), (rig.driver.port(), rig.driver.log_path()));
+    let identity = second.start(&EngineSettings::default()).await.unwrap();
+    assert!(matches!(identity, EngineIdentity::Process { port, .. } if port == second.port()));
+    let _ = second.stop(rules(DEADLINE)).await.unwrap();
+    assert_eq!(rig.driver.status().await, EngineStatus::Running);
+    assert_eq!(second.find_running(Some(&first)).await, None);
+    assert_eq!(second.beside(1).unwrap().log_path(), rig.driver.log_path(), "of two logs in turn");
 }

@@ -7,6 +7,24 @@ use serde::{Deserialize, Serialize};
 
 use super::blocked::RestartBlocked;
 
+/// How long an old engine is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Keep {
+    /// Until the new settings have settled.
+    Settling,
+    /// Until they have settled, and the tuner has ended the change.
+    Trial,
+}
+
+/// An engine that sleeps next to the present one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Kept<S> {
+    /// The settings that it runs with.
+    pub(crate) setup: S,
+    pub(crate) keep: Keep,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ChangeRequest<S> {
     /// Number of the change; grows.
@@ -17,6 +35,8 @@ pub(crate) struct ChangeRequest<S> {
     pub cut: bool,
     /// Continue even if no other backend can serve the engine's models.
     pub hold: bool,
+    /// Keep the old engine asleep, if both fit.
+    pub keep: Option<Keep>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -32,6 +52,9 @@ pub(crate) struct Change<S> {
     /// See [`ChangeRequest::hold`].
     #[serde(default)]
     pub hold: bool,
+    /// See [`ChangeRequest::keep`].
+    #[serde(default)]
+    pub keep: Option<Keep>,
     /// Why the new settings were given up, if they were.
     pub failed: Option<String>,
 }

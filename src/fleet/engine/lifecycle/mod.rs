@@ -7,13 +7,16 @@
 //!                                             Stop --> Backoff --> Start (within the budget)
 //!                                             Stop --> Hold (budget spent, or a retry cannot help)
 //!   Serve --change--> Drain --> Stop --> Start ..
+//!   Serve --change--> Drain --> Sleep --> Start ..   (the old engine is kept asleep)
+//!     back to the old settings: Stop --> Wake --> Adapters ..
 //!   Serve --rest--> Drain --> Stop --> Idle --wake--> Stop --> Start ..   (wake in Drain: Serve)
 //!   Serve --rest--> Drain --> Sleep --> Asleep --wake--> Wake --> Serve   (if it can sleep)
 //!                             Asleep for too long: Stop --> Idle
 //! ```
 //!
 //! Each step has one effect (`engine::effects`); then [`Lifecycle::on`] decides the next step.
-//! - An engine starts only after a confirmed stop: never two of one backend or on one device.
+//! - An engine starts only after a confirmed stop: never two of one backend or on one device,
+//!   except for one that is kept asleep ([`kept`]).
 //! - A planned change stops an engine when it is drained and others serve the models (not with
 //!   `hold`). If the drain takes too long, the change is given up (not with `cut`).
 //! - Settings are `good` once they served for the settling time. A failed change returns to the
@@ -24,6 +27,7 @@
 
 mod blocked;
 mod change;
+mod kept;
 mod recovery;
 mod rest;
 mod step;
@@ -35,7 +39,7 @@ use sluice_gateway::pool::Cordon;
 
 pub use blocked::RestartBlocked;
 pub use change::ChangeRefused;
-pub(crate) use change::{Change, ChangeRequest, EndedChange, Outcome, TakenBack};
+pub(crate) use change::{Change, ChangeRequest, EndedChange, Keep, Kept, Outcome, TakenBack};
 pub(crate) use recovery::{Difference, Recovery, Survivor};
 pub use step::Step;
 
@@ -110,6 +114,9 @@ pub(crate) struct Lifecycle<S> {
     /// Whether it sleeps while it rests, instead of being stopped.
     #[serde(default)]
     sleeps: bool,
+    /// The engine that sleeps next to the present one.
+    #[serde(default)]
+    pub kept: Option<Kept<S>>,
     /// The last failure, while it is relevant.
     pub why: Option<String>,
     then: AfterStop,
@@ -143,6 +150,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             leaving: false,
             resting: false,
             sleeps: false,
+            kept: None,
             why: None,
             then: AfterStop::Start,
             restarts: Vec::new(),
@@ -162,7 +170,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         if self.leaving {
             return Err(ChangeRefused::ShuttingDown);
         }
-        let ChangeRequest { id, to, cut, hold } = request;
+        let ChangeRequest { id, to, cut, hold, keep } = request;
         let from = self.wanted.clone();
         match self.step {
             Step::Serve => self.step = Step::Drain,
@@ -176,7 +184,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
-        self.change = Some(Change { id, from, to, cut, hold, failed: None });
+        self.change = Some(Change { id, from, to, cut, hold, keep, failed: None });
         // Earlier failures are not the reason of this change.
         (self.blocked, self.taken_back, self.why) = (None, None, None);
         self.reconfigured = false;
@@ -202,6 +210,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     /// Drains and stops the engine and ends in `Off`, or in `Hold` if the stop is not confirmed.
     pub(crate) fn leave(&mut self) {
         (self.leaving, self.why) = (true, None);
+        self.forget_kept();
         if let Some(change) = &self.change {
             // The next start uses the settings that served.
             self.wanted = change.from.clone();
@@ -223,7 +232,11 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         match (self.step, event) {
             (Step::Recover | Step::Off | Step::Idle | Step::Hold, _) => {}
             (Step::Drain, Event::Done) if self.resting && self.sleeps && !self.leaving => self.step = Step::Sleep,
+            (Step::Drain, Event::Done) if self.keeps_old() => self.step = Step::Sleep,
             (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
+            (Step::Sleep, Event::Done) if self.change.is_some() => self.kept_old(),
+            // As without `keep`.
+            (Step::Sleep, Event::Failed(_) | Event::EngineLost(_)) if self.change.is_some() => self.drained(),
             (Step::Sleep, Event::Done) => self.step = if self.resting { Step::Asleep } else { Step::Wake },
             // An engine that cannot sleep is stopped, and so is one that slept too long, to free
             // the host's memory.
@@ -232,7 +245,10 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 self.stop_then(self.after_stop());
             }
             (Step::Asleep, Event::Done | Event::Failed(_) | Event::EngineLost(_)) => self.stop_then(AfterStop::Idle),
-            (Step::Wake, Event::Done) => self.step = Step::Serve,
+            (Step::Wake, Event::Done) => self.woken(),
+            (Step::Wake, Event::Failed(failure) | Event::EngineLost(failure)) if self.kept.is_some() => {
+                self.did_not_wake(failure.why);
+            }
             (Step::Drain, Event::Failed(failure)) => {
                 // Without a replacement, cutting requests does not help: the change is given up.
                 let cut = self.change.as_ref().is_some_and(|change| change.cut) && !failure.permanent;
@@ -248,7 +264,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             // The stop continues.
             (Step::Stop, Event::EngineLost(_)) => {}
             (Step::Stop, Event::Failed(failure)) => self.stop_trying(failure.why),
-            (Step::Backoff, Event::Done) => self.step = Step::Start,
+            (Step::Backoff, Event::Done) => self.bring_up(),
             (Step::Backoff, Event::Failed(_) | Event::EngineLost(_)) => {}
             (Step::Start | Step::Adopt, Event::Done) => self.step = Step::Adapters,
             (Step::Adapters, Event::Done) => self.step = Step::Golden,
@@ -363,7 +379,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 self.end_change();
             }
             // `Idle` without `resting`: an earlier stop had failed.
-            AfterStop::Start | AfterStop::Idle => self.step = Step::Start,
+            AfterStop::Start | AfterStop::Idle => self.bring_up(),
             AfterStop::Backoff => self.step = Step::Backoff,
             AfterStop::Hold => {
                 let why = self.why.clone().unwrap_or_default();
@@ -373,6 +389,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     }
 
     fn stop_trying(&mut self, why: String) {
+        self.forget_kept();
         (self.step, self.resting) = (Step::Hold, false);
         self.why = Some(why.clone());
         self.end(Outcome::Held(why));
@@ -409,6 +426,9 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     }
 
     fn stop_then(&mut self, then: AfterStop) {
+        if matches!(then, AfterStop::Hold | AfterStop::Idle) {
+            self.forget_kept();
+        }
         (self.step, self.then, self.adopted) = (Step::Stop, then, false);
     }
 

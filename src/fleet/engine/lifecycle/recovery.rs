@@ -74,7 +74,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     fn resumed(mut self, survivor: Survivor) -> Self {
         let before = self.step;
         self.leaving = false;
-        if before == Step::Drain {
+        if matches!(before, Step::Drain | Step::Sleep) {
             self.end(Outcome::Aborted("the gateway ended while the engine drained".to_owned()));
         }
         match before {
@@ -88,7 +88,9 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             Step::Stop | Step::Backoff => self.step = Step::Stop,
             // The engine is asked whether it sleeps.
             Step::Sleep | Step::Asleep if survivor == Survivor::Adoptable && self.resting => self.step = Step::Sleep,
-            Step::Sleep | Step::Wake if survivor == Survivor::Adoptable => self.step = Step::Wake,
+            Step::Sleep | Step::Wake if survivor == Survivor::Adoptable && self.kept.is_none() => {
+                self.step = Step::Wake
+            }
             // An engine that runs is adopted, even if the journal says that it rested or drained
             // for a rest.
             _ if survivor == Survivor::Adoptable => (self.step, self.resting) = (Step::Adopt, false),
@@ -117,6 +119,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.wanted = settings;
         // The earlier gateway may have been shutting it down.
         self.leaving = false;
+        self.forget_kept();
         self.reset_budget();
         self.stop_then(self.after_stop());
         self

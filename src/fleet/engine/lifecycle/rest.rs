@@ -34,7 +34,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
-        (self.resting, self.sleeps, self.why) = (true, sleeps, None);
+        // A stop also ends an engine that is kept.
+        (self.resting, self.sleeps, self.why) = (true, sleeps && self.kept.is_none(), None);
         Ok(())
     }
 

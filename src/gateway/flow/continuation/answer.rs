@@ -55,7 +55,7 @@ fn is_blank(letter: char) -> bool {
     letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
 }
 
-/// The length of the text without the blanks at the end, as in a JSON string.
+/// The length of `raw`, the text as in a JSON string, without the blanks at the end.
 fn without_blanks(raw: &str) -> usize {
     let mut rest = raw;
     loop {

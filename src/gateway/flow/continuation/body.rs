@@ -21,7 +21,7 @@ use sluice_core::openai::{EditedBody, Edits, NotContinued, Route};
 pub(in crate::flow) enum Next {
     /// Another engine gets this body.
     Send(EditedBody),
-    /// The text has reached `max_tokens`: this number.
+    /// The text has reached `max_tokens`; the field is that limit.
     AtLimit(u64),
 }
 
@@ -30,7 +30,7 @@ pub(in crate::flow) enum Next {
 struct Members {
     /// The offset after the opening brace.
     open: usize,
-    /// The offset of the bracket that closes the messages, and whether there are any.
+    /// The offset of the bracket that closes the list of messages, and whether the list has any.
     messages: Option<(usize, bool)>,
     /// The value of a prompt that is one string.
     prompt: Option<Span>,
@@ -62,8 +62,8 @@ pub(in crate::flow) fn next(route: Route, body: &Bytes, answer: &Answer) -> Resu
         true => limit(Limit::CompletionTokens).or(limit(Limit::Tokens)),
         false => limit(Limit::Tokens).or(Some(COMPLETIONS_DEFAULT_OUTPUT)),
     };
-    // With stop strings, the engine holds text back. The tokens of this text are counted, but the
-    // client does not have it, so the answer is not at the limit yet.
+    // With stop strings, the engine holds text back. The tokens of the held text are counted, but
+    // the client does not have the text, so the answer is not at the limit yet.
     let spent = match most {
         Some(most) if members.stops.is_empty() && most <= answer.tokens => return Ok(Next::AtLimit(most)),
         Some(most) => answer.tokens.min(most.saturating_sub(1)),

@@ -11,16 +11,17 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Bytes of requests and texts that are kept for all streams together.
+/// The most bytes of requests and texts that are kept for all streams together.
 const MEMORY_MAX: u64 = 256 << 20;
-/// Bytes of one request that is kept. The prompts of longer ones take seconds to prefill again.
+/// The most bytes of a request that is kept. The prompts of longer requests take seconds to prefill
+/// again.
 const REQUEST_MAX: usize = 4 << 20;
-/// Bytes of the text of one stream.
+/// The most bytes of text that are kept of one stream.
 pub(in crate::flow) const TEXT_MAX: usize = 256 << 10;
 /// Step by which the memory of a text grows, bytes.
 const STEP: u64 = 8 << 10;
-/// Tokens that may be prefilled again within [`WINDOW`], over all requests: two engines with 250
-/// requests of 8,000 tokens each.
+/// Tokens that may be prefilled again within [`WINDOW`], over all requests: enough for all requests
+/// of two engines with 250 requests of 8,000 tokens each.
 const TOKENS_MAX: f64 = 4_000_000.0;
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -37,7 +38,7 @@ pub(in crate::flow) struct ContinuationLimits {
 pub(in crate::flow) struct KeptMemory {
     limits: Arc<ContinuationLimits>,
     bytes: u64,
-    /// Bytes of text that are covered.
+    /// Bytes of text for which there is memory.
     text: u64,
 }
 
@@ -80,7 +81,7 @@ impl KeptMemory {
         self.text as usize
     }
 
-    /// Covers a text of `bytes`. False: there is no room.
+    /// Takes memory for a text of `bytes`. False: there is no room.
     pub(in crate::flow) fn cover(&mut self, bytes: usize) -> bool {
         while self.text < bytes as u64 {
             if !self.limits.take(STEP) {

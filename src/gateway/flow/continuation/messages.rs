@@ -1,10 +1,10 @@
 //! Continues an answer of Anthropic's Messages API as a chat: vLLM continues a message only on the
 //! chat route, and itself serves a message as a chat.
 //!
-//! [`as_chat`] makes the chat that vLLM would make of the request. It refuses everything but texts:
-//! how tools, images and thinking become a chat differs between versions and templates. [`Events`]
-//! makes the events of a message from the events of the chat. Both run only after an engine has
-//! failed or while it leaves, so they parse whole documents.
+//! [`as_chat`] makes the chat that vLLM would make of the request. It refuses everything but texts,
+//! because how tools, images and thinking become a chat differs between versions and templates.
+//! [`Events`] makes the events of a message from the events of the chat. Both run only after an
+//! engine has failed or while it leaves, so they parse whole documents.
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -122,7 +122,7 @@ impl Begun {
         block_stop()
     }
 
-    /// The events that end the message: usage counts the whole answer.
+    /// The events that end the message. Their usage counts the whole answer.
     pub(super) fn end(&self, reason: &str, stop: &Value, (prompt, completion): (u64, u64)) -> String {
         let mut usage = self.usage.clone();
         usage.entry("input_tokens").or_insert(json!(prompt));
@@ -152,7 +152,8 @@ fn event(name: &str, mut members: Value) -> String {
 #[derive(Debug)]
 pub(super) struct Events {
     begun: Begun,
-    /// The reason for the end and the stop string that was met, once the engine has said it.
+    /// The reason for the end and the stop string that was met; `end_turn` and null until the
+    /// engine has named them.
     ended: (&'static str, Value),
 }
 

@@ -15,10 +15,10 @@
 //!
 //! Exact: no character is missing or sent twice, whatever the tokens were. An engine sends only
 //! whole characters, and holds back the beginning of a stop string. Chat templates trim a message,
-//! so blanks at the end of the text are left out of it and expected back from the engine; if the
-//! engine's output begins otherwise, the stream ends with an error event. Not exact: the new engine
-//! tokenizes the text anew, so at a seam inside a word it may choose other tokens than the first
-//! engine would have.
+//! so blanks at the end of the text are left out of the message, and the engine must generate them
+//! again. If the engine's output begins otherwise, the stream ends with an error event. Not exact:
+//! the new engine tokenizes the text anew, so at a seam inside a word it may choose other tokens
+//! than the first engine would have.
 
 mod answer;
 mod body;

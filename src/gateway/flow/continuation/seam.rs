@@ -26,8 +26,9 @@ pub(in crate::flow) struct Seam {
     sse: SseScanner,
     /// Blanks that the engine is still expected to generate, and the client already has.
     expected: String,
-    /// Tokens of the text in the request: as output of the first engine, and as part of the prompt.
+    /// Tokens of the text in the request, counted as output of the first engine.
     spent: u64,
+    /// Tokens of the text in the request, counted as part of the prompt.
     in_prompt: u64,
     /// Prompt tokens of the request as the client sent it, if an engine has counted them.
     prompt: Option<u64>,

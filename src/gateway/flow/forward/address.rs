@@ -15,8 +15,8 @@ impl<U: Upstream> Attempts<'_, U> {
     ///
     /// Each attempt has another id, because the engine may still be working on an earlier attempt
     /// whose connection broke, and vLLM identifies requests by this id. Before 0.14, vLLM mixed up
-    /// two running requests with the same id. It still does where ids are not randomized, are
-    /// passed to KV connectors, or are aborted from outside.
+    /// two running requests with the same id. It still mixes them up where ids are not randomized,
+    /// are passed to KV connectors, or are aborted from outside.
     pub(super) fn address_to(&mut self, lease: &Lease) {
         let id = &self.incoming.upstream_id;
         let value = match self.made {

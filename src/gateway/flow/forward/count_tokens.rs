@@ -1,5 +1,5 @@
 //! Counts tokens before another engine continues an answer, so that limits and usage count the
-//! whole. The gateway asks the engine that continues the answer (`/tokenize`).
+//! whole. The gateway asks the engine that continues the answer (`/tokenize`) to count:
 //!
 //! - The prompt as the client sent it, if the client requested usage: an engine reports the
 //!   prompt's tokens at the end of a stream, so the number is lost with an engine that fails. The
@@ -10,9 +10,9 @@
 //! - The text so far, if there are stop strings: the count of the engine that failed includes text
 //!   that it held back, and the next engine generates this text again.
 //!
-//! If `/tokenize` does not answer, the numbers are estimates: the second prompt less the tokens so
-//! far, and one token for each event. Bounds: [`TIMEOUT`] of additional pause, [`ANSWER_MAX`] bytes
-//! of an answer.
+//! If `/tokenize` does not answer, the numbers are estimates: the prompt of the continuation less
+//! the tokens so far, and one token for each event. Bounds: [`TIMEOUT`] of additional pause,
+//! [`ANSWER_MAX`] bytes of an answer.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ struct Tokenized {
     count: u64,
 }
 
-/// An answer whose tokens are to be counted.
+/// An answer whose tokens must be counted.
 struct Text {
     answer: Answer,
     identity: Identity,
@@ -71,6 +71,7 @@ impl<U: Upstream> Attempts<'_, U> {
                 path: "/tokenize".to_owned(),
                 headers: headers.clone(),
                 body: body?.into(),
+                session: None,
                 body_without_arm: None,
             };
             timeout(TIMEOUT, count(upstream, on.address(), &request)).await.ok()?
@@ -97,14 +98,14 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// The request whose prompt is to be counted.
+    /// The request, if its prompt must be counted.
     fn uncounted_prompt(&self) -> Option<Bytes> {
         let is_known = self.seam.as_ref()?.prompt().is_some();
         let body = self.first.as_ref().filter(|_| self.prepared.include_usage && !is_known)?.body.to_bytes();
         is_read_alike(&body).unwrap_or(false).then_some(body)
     }
 
-    /// The answer whose tokens are to be counted.
+    /// The answer, if its tokens must be counted.
     fn uncounted_text(&self) -> Option<Text> {
         let route = self.incoming.route;
         let has_stop = continuation::has_stop(route, &self.first.as_ref()?.body.to_bytes());
@@ -122,7 +123,8 @@ fn to_tokenize(answer: &Answer, identity: &Identity) -> Option<Bytes> {
     serde_json::to_vec(&request).ok().map(Bytes::from)
 }
 
-/// Whether `/tokenize` reads the same prompt in the body as the route that it was sent to.
+/// Whether `/tokenize` reads the same prompt in the body as the route to which the client sent the
+/// body.
 fn is_read_alike(body: &[u8]) -> Result<bool, ScanError> {
     let mut is_alike = true;
     Scanner::new(body).object(|scanner, key| {

@@ -51,7 +51,7 @@ impl<U: Upstream> Attempts<'_, U> {
         }
     }
 
-    /// Reports the end of an attempt for the body: the engine died, or the response was complete.
+    /// Notes for the body how an attempt ended, if the engine died or the response was complete.
     pub(super) async fn note_end<X, R: Recorder>(
         &mut self,
         result: &AttemptResult<X>,
@@ -71,8 +71,8 @@ impl<U: Upstream> Attempts<'_, U> {
                 false
             }
             Outcome::UpstreamError(UpstreamFault::Hung) => !self.backends.abort.is_cancelled(),
-            // The attempt before lost the connection without a byte of a response, and no new one
-            // could be established.
+            // The connection was lost in this attempt, or in the one before without a byte of a
+            // response, and no new one could be established.
             Outcome::UpstreamError(UpstreamFault::Broken | UpstreamFault::Connect) if record.is_lost => {
                 let backend = lease.backend();
                 let is_certain = suspects.breaks(backend, lease.others_in_flight());

@@ -4,8 +4,8 @@
 //! A stream that moves has the next lease before it loses the first one, and is not charged twice.
 //! After a failure the first lease is returned as failed, and the next one is acquired as for any
 //! attempt, in the order of arrival and within all limits. Only engines of the same pool that have
-//! loaded the model from the same place may continue: others may have another revision. If the
-//! client leaves meanwhile, the request leaves the queue.
+//! loaded the model from the same place may continue it, because others may have another revision.
+//! If the client leaves meanwhile, the request leaves the queue.
 //!
 //! Bounds: [`CONTINUATIONS_MAX`] continuations of a request; none of a body that was on two engines
 //! when they died (`deaths.rs`); tokens per minute by `continuation/limits.rs`.
@@ -37,7 +37,7 @@ const CHAT_PATH: &str = "/v1/chat/completions";
 /// The end of an answer that no other engine continues.
 pub(super) enum End {
     Error(Option<NotContinued>),
-    /// Only the end is missing: these events.
+    /// Only the end is missing; the field has its events.
     Complete(Bytes),
 }
 
@@ -234,8 +234,8 @@ impl<U: Upstream> Attempts<'_, U> {
         (self.prepared.include_usage || self.incoming.route == Route::Messages).then(usage)
     }
 
-    /// The end of an answer of which only the end is missing. `usage`: if the client wants it, and
-    /// if it is known.
+    /// The end of an answer of which only the end is missing. `usage`: the outer `None` means that
+    /// the client does not want it, the inner `None` that it is not known.
     pub(super) fn complete(&self, at_limit: bool, usage: Option<Option<(u64, u64)>>, identity: &Identity) -> End {
         match usage {
             Some(None) => End::Error(Some(NotContinued::UsageUnknown)),

@@ -18,13 +18,13 @@ use crate::pool::Lease;
 impl<U: Upstream> Attempts<'_, U> {
     pub(super) async fn pass_on<D: Downstream, R: Recorder>(
         &mut self,
-        response: ResponseStart<U::Exchange>,
+        response: Box<ResponseStart<U::Exchange>>,
         (mut deadline, credentials): (Instant, Credentials),
         lease: &mut Lease,
         down: &mut D,
         record: &mut RecordGuard<'_, R>,
     ) -> AttemptResult<U::Exchange> {
-        let ResponseStart { exchange, head, sent, mut read } = response;
+        let ResponseStart { exchange, head, sent, mut read } = *response;
         let (mut exchange, mut head) = (Some(exchange), Some(head));
         if let Some(unfinished) = &mut self.unfinished {
             unfinished.go_on();

@@ -1,7 +1,7 @@
 //! API keys and the limits on requests, sequences and tokens in flight.
 //!
-//! The tests on rates use the virtual clock of the caller: every call takes the time as an
-//! argument. One test floods a key with requests without `max_tokens`, and bounds the tokens used.
+//! The tests on rates need no clock, because every call takes the time as an argument. One test
+//! floods a key with requests without `max_tokens`, and bounds the tokens used.
 
 use super::*;
 use crate::pool::Need;
@@ -214,7 +214,7 @@ fn used_by_bursts(key: &ApiKey, output: u64, stream: bool, mut now: Instant) -> 
 fn many_requests_without_max_tokens_do_not_take_many_times_the_limit() {
     for (limit, output) in [(6_000, 4_000), (6_000, 8_000), (60_000, 4_000), (60_000, 20_000), (600_000, 30_000)] {
         for stream in [false, true] {
-            // The charge to a key with history bounds a burst of answers of ordinary length.
+            // For a key with history, the charge bounds only a burst of answers of ordinary length.
             let histories = if output <= 4_000 { &[0, 1, 60][..] } else { &[0] };
             for history in histories.iter().copied() {
                 let (key, mut now) = (per_minute(limit), Instant::now());

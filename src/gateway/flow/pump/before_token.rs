@@ -17,8 +17,8 @@ use sluice_core::meter::{Forward, StreamStage};
 use sluice_core::openai::{Route, UpstreamError};
 
 impl<R: Recorder> Pump<'_, '_, R> {
-    /// Whether a chunk of pings may precede the response. Not for `/v1/responses`, where the head
-    /// decides who owns the response.
+    /// Whether a chunk of comments may be sent before the response. Not for `/v1/responses`, where
+    /// the head decides who owns the response.
     pub(super) fn may_send_comments(&self, forward: &Forward) -> bool {
         self.context.incoming.route != Route::Responses && forward.first().is_some_and(|piece| piece.starts_with(b":"))
     }

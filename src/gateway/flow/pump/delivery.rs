@@ -6,7 +6,8 @@
 //! takes the bytes before them.
 //!
 //! Bounds: see `parts.rs`. At a bound the engine is not read. The client causes that delay, so from
-//! then on the stream has no ITL, TPOT and E2EL: the engine no longer determines when bytes arrive.
+//! then on the stream has no ITL, TPOT and E2EL, because the engine no longer determines when bytes
+//! arrive.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -81,7 +82,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
     }
 
-    /// Notes that the engine is not read until the client takes bytes. Returns the time.
+    /// Notes that the engine is not read until the client takes bytes. Returns the current time.
     fn hold_up(&mut self) -> Instant {
         if !std::mem::replace(&mut self.is_held_up, true) {
             self.meter.stop_timing();

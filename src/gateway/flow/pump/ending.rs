@@ -62,8 +62,8 @@ impl<R: Recorder> Pump<'_, '_, R> {
         self.is_settled = true;
         self.record_measurements();
         self.record.end_in_flight();
-        // A copy keeps the lease: a copy that gives its room back counts as cut, and holds no room
-        // that a request could use.
+        // A copy keeps the lease, because a copy whose lease is returned counts as cut, and a copy
+        // holds no room that a request could use.
         if self.record.copy.is_none() {
             self.lease.release();
         }
@@ -103,15 +103,15 @@ impl<R: Recorder> Pump<'_, '_, R> {
         now: Instant,
     ) -> Result<Delivery, Box<FailedAttempt<X>>> {
         if self.is_settled {
-            // The end of the response was seen before.
+            // The end of the response was seen before the interruption.
             let mut delivery = self.delivery(Forward::new());
             self.complete(&mut delivery, now);
             return Ok(delivery);
         }
         let nothing_sent = self.head.is_some();
         let (reason, outcome) = match &why {
-            // The 4xx counts as the response: an engine that refuses a body without reading it may
-            // reset the connection.
+            // The 4xx counts as the response, because an engine that refuses a body without reading
+            // it may reset the connection.
             Interruption::Broken(_) | Interruption::Unfinished | Interruption::Silent
                 if self.status.is_client_error() =>
             {
@@ -260,7 +260,7 @@ impl<R: Recorder> Pump<'_, '_, R> {
         }
         self.lease.settle(stats.usage.prompt, stats.usage.cached, stats.generated());
         self.context.prepared.feedback.learn(stats.usage, completed, now);
-        // If the engine was not read for a while, its own time is not known.
+        // If the engine was not read for a while, the engine's own times are not known.
         let is_judged = completed && !self.is_held_up && self.context.incoming.route.generates();
         let placed = &self.context.prepared.placed;
         if let Some(prompt_tokens) = stats.usage.prompt {

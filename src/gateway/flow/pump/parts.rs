@@ -4,8 +4,9 @@
 //!
 //! Bounds: [`STREAM_MAX`] bytes of one response wait for the client. The waiting bytes of all
 //! responses are bounded by `server.max_response_memory`, which clients share by the rule in
-//! `shares`: one place for each block. A read that began with room may exceed a bound by the size
-//! of that read. The write that waits for the client is not counted: at most [`WRITE_MAX`] bytes.
+//! `shares`: one place for each block. A read that begins while there is room may exceed a bound by
+//! the size of that read. The write that waits for the client is not counted: at most [`WRITE_MAX`]
+//! bytes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -56,8 +57,8 @@ pub(super) const STREAM_MAX: usize = 1 << 20;
 const BLOCK: usize = 8 << 10;
 /// The most bytes of the backlog in one write.
 const PIECE: usize = 2 << 10;
-/// Bytes of one write that do not come from the backlog. A read may return more; the rest joins the
-/// backlog when the client does not take the first write.
+/// The most bytes of one write that do not come from the backlog. A read may return more; the rest
+/// joins the backlog when the client does not take the first write.
 const WRITE_MAX: usize = 16 << 10;
 
 #[derive(Default)]

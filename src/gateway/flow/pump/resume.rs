@@ -53,7 +53,7 @@ impl Unfinished {
         }
     }
 
-    /// The gateway stops: the client gets this error instead of the engine's.
+    /// The gateway stops: the client gets an error about that instead of the engine's error.
     pub(in crate::flow) fn stopped(&mut self) {
         (self.failure, self.withheld) = (StreamFailure::ShuttingDown, None);
     }
@@ -75,7 +75,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// Covers the text that has grown, and keeps nothing if the text is of no use any more.
+    /// Takes memory for text that has grown, and keeps nothing more if the text cannot be used any
+    /// more.
     #[inline]
     pub(super) fn watch_kept(&mut self) {
         let text = self.meter.as_stream().and_then(StreamMeter::kept);
@@ -194,7 +195,7 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         Box::new(Unfinished { meter, backlog, is_held_up, kept, failure, withheld, seam, may_move_at })
     }
 
-    /// A pump that goes on with an answer. `seam`: for the engine that continues it now.
+    /// A pump that goes on with an answer. `seam`: set if a new engine continues it now.
     pub(in crate::flow) fn resume(
         unfinished: Unfinished,
         seam: Option<Box<Seam>>,
@@ -232,7 +233,8 @@ impl<'a, 'r, R: Recorder> Pump<'a, 'r, R> {
         }
     }
 
-    /// Ends an answer that no engine continues with the same error as without continuation.
+    /// Ends an answer that no engine continues. The client gets the same error as without
+    /// continuation.
     pub(in crate::flow) async fn end_with_error<X: Exchange, D: Downstream>(&mut self, outcome: Outcome, down: &mut D) {
         self.record.outcome = outcome;
         let held = self.meter.finish(Instant::now());

@@ -30,8 +30,9 @@ pub struct RecordGuard<'a, R: Recorder> {
     in_flight: Option<InFlight>,
     /// The trial of a suspect: the request's body may kill engines.
     pub(in crate::flow) trial: Option<SuspectTurn>,
-    /// The properties that decide the class, and its position.
+    /// The properties that decide the class.
     kind: Kind,
+    /// The position of the class.
     class: ClassIndex,
     /// Whether the connection of the last attempt closed before the response was complete.
     pub(in crate::flow) is_lost: bool,

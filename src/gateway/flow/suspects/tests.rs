@@ -99,7 +99,7 @@ async fn continued_streams_have_more_turns_with_each_that_gets_a_token_until_an_
     let now = Instant::now();
     let trials: Vec<SuspectTurn> = (0..40u8).map(|number| suspects.trial(suspects.hash(&[number]))).collect();
     let whole = suspects.trial(suspects.hash(b"whole"));
-    // In each round all that have a turn get a token: 1, 2, 4 ... at once.
+    // In each round all streams that have a turn get a token, so 1, 2, 4 ... have a turn at once.
     let (mut next, mut rounds) = (0, Vec::new());
     while next < trials.len() {
         let mut round = Vec::new();

@@ -1,6 +1,6 @@
 //! Requests in the arms of experiments.
 //!
-//! The model is renamed upstream, and an arm may have a pool and certain backends. A request that
+//! An arm may rename the model upstream, and may have a pool and certain backends. A request that
 //! the arm cannot serve is served as if there were no experiment, and recorded as fallen back.
 
 use super::*;
@@ -64,7 +64,7 @@ async fn an_arm_whose_backend_fails_or_is_gone_is_served_by_the_others_and_recor
         let last = test.asked().len() - 1;
         assert_eq!(body_sent(&test, last), PLAIN, "the client's own model");
     }
-    // The fourth request did not try the backend, which the first three had ejected.
+    // The fourth request did not try the backend, because the first three had ejected it.
     assert_eq!(test.asked().iter().filter(|(port, _)| *port == 7002).count(), 3);
 }
 

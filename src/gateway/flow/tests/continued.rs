@@ -1,5 +1,5 @@
-//! Streams whose engine fails after tokens were sent: another engine continues them, and the client
-//! sees one answer; or the client gets the error, and the record the reason.
+//! Streams whose engine fails after tokens were sent: either another engine continues them and the
+//! client sees one answer, or the client gets the error and the record gets the reason.
 //!
 //! Engines answer as vLLM does, each under a different id and time.
 
@@ -62,7 +62,7 @@ pub(super) fn body(test: &TestFlow, number: usize) -> Value {
     serde_json::from_slice(&test.flow.upstream().calls.lock()[number].2).unwrap()
 }
 
-/// Everything that was kept is returned when the request is over.
+/// Checks that all memory that was taken for continuation was returned.
 pub(super) fn assert_nothing_kept(test: &TestFlow) {
     assert_eq!(test.flow.kept_for_continuation(), 0);
 }
@@ -371,7 +371,7 @@ async fn a_client_that_leaves_at_the_seam_leaves_the_queue() {
         assert_eq!((begun.elapsed(), record.stats.unwrap().token_events), (ms(500), 1));
     };
     let staying = async {
-        // It takes the other engine's only slot before the first engine dies.
+        // This request takes the other engine's only slot before the first engine dies.
         sleep(ms(1)).await;
         test.flow.run(test.incoming(PLAIN), &mut other).await;
     };

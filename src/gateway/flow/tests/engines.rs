@@ -50,7 +50,7 @@ pub(super) fn good() -> Script {
     Script::Stream(vec![(10, ROLE), (0, WORD), (5, LAST), (0, USAGE), (0, DONE)], true)
 }
 
-/// Engines by port. Each request takes the next script; the last one stays.
+/// Engines by port. Each request takes the next script; the last script repeats.
 #[derive(Default)]
 pub(super) struct Engines {
     pub(super) scripts: Mutex<Vec<(u16, VecDeque<Script>)>>,
@@ -58,10 +58,11 @@ pub(super) struct Engines {
     pub(super) open: Arc<Mutex<i32>>,
     /// The paths of the calls.
     pub(super) paths: Mutex<Vec<String>>,
-    /// Requests to `/tokenize`, which are no calls, and the responses to them: of a request that is
-    /// counted, and of a text. None is 404.
+    /// Bodies of the requests to `/tokenize`, which are not among the calls.
     pub(super) counts: Mutex<Vec<Bytes>>,
+    /// The response to a count of a request; `None`: 404.
     pub(super) request_count: Mutex<Option<Script>>,
+    /// The response to a count of a text; `None`: 404.
     pub(super) text_count: Mutex<Option<Script>>,
 }
 

@@ -32,7 +32,7 @@ async fn what_comes_before_the_first_token_leaves_no_trace_when_another_engine_t
             let (seen, pings) = (text(&client).replace(PING, ""), text(&client).matches(PING).count());
             assert_eq!(seen, [ROLE, WORD, LAST, DONE].concat(), "{before:?}, {reason:?}");
             assert_eq!((record.outcome, record.retries.as_slice()), (Outcome::Completed, &[reason][..]));
-            // A comment is passed on at once, and needs a head.
+            // A comment is passed on at once, after the head of the engine that sent it.
             let first = if pings > 0 { "a" } else { "b" };
             assert_eq!(client.head.unwrap().headers["x-sluice-backend"], first, "{before:?}");
         }

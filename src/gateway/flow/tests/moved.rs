@@ -1,5 +1,5 @@
 //! Streams of an engine that leaves service: they move to another engine of the pool once it has
-//! room, and stay where they cannot.
+//! room, and stay if they cannot move.
 //!
 //! The first engine sends a word each second, and is drained two seconds after the start.
 
@@ -8,7 +8,8 @@ use super::*;
 
 const WORDS: usize = 12;
 const DRAINED: Duration = Duration::from_secs(2);
-/// `drain.move_after` is five seconds, from the next word on; a look for room follows a word.
+/// `drain.move_after` is five seconds and begins with the next word. A look for room follows a
+/// word.
 const MOVED: Duration = Duration::from_secs(8);
 
 /// An engine that sends a word each second.
@@ -24,7 +25,7 @@ fn set_draining(test: &TestFlow, backend: &str, draining: bool) {
     admission.set_draining(id, draining);
 }
 
-/// Runs a request whose engine is drained meanwhile; `other` happens at the same time.
+/// Runs a request whose engine is drained meanwhile, and `other` at the same time.
 async fn drained(test: &TestFlow, request: &'static str, other: impl Future<Output = ()>) -> (TestClient, Record) {
     let mut client = TestClient::default();
     let drain = async {

@@ -42,7 +42,8 @@ async fn an_engine_that_schedules_by_priority_gets_the_clamped_number() {
     let answers = || (0..5).map(|_| Script::Json(200, "{}")).collect();
     let test = flow(answers(), [true, false]);
     let sent = |priority: &str| [(PORTS[0], BARE.replacen('{', &format!("{{\"priority\":{priority},"), 1))];
-    // Without keys no client can go before others, but each may step back. The header wins.
+    // Without keys no client can go before others, but each may step behind others. The header
+    // wins.
     assert_eq!(send(&test, ASKS, None).await, sent("0"));
     assert_eq!(send(&test, LATER, None).await, sent("7"));
     assert_eq!(send(&test, ASKS, Some(i64::MAX)).await, sent(&i32::MAX.to_string()));

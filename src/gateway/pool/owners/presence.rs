@@ -28,7 +28,7 @@ impl Owners {
         }
     }
 
-    /// A request of the owner has left. If none is left, the owner may leave.
+    /// A request of the owner no longer waits or runs. If none is left, the owner may leave.
     pub(in crate::pool) fn rest(&mut self, owner: OwnerIndex) {
         let clock = self.clock;
         let found = self.at_mut(owner);

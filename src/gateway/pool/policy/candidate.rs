@@ -14,8 +14,9 @@ use sluice_core::base::BackendId;
 pub(in crate::pool) const COMPARED: usize = 6;
 /// The share of a prefill that counts as left at the time at which the prefill should be over.
 pub(in crate::pool) const OVERDUE: f64 = 0.3;
-/// About as long as a busy engine takes to the first token of a small prompt, seconds. Not learned,
-/// because it must not grow where requests wait for something else, such as an adapter.
+/// The time for which a small prompt counts as recent, seconds: about as long as a busy engine
+/// takes to the first token. Not learned, because it must not grow where requests wait for
+/// something else, such as an adapter.
 const LATELY: f64 = 0.05;
 
 /// A backend.
@@ -23,7 +24,7 @@ const LATELY: f64 = 0.05;
 pub struct Candidate {
     /// The backend.
     pub id: BackendId,
-    /// Free sequences; 0 out of rotation.
+    /// Free sequences; 0 if the backend is out of rotation.
     pub free_slots: u32,
     /// Free tokens.
     pub free_tokens: u64,
@@ -91,12 +92,12 @@ impl Candidate {
 pub struct Backlog {
     /// When the prefills of large prompts are expected to be over.
     pub large_until: f64,
-    /// Seconds of prefill of large prompts without a first token. At most this is left, and at
-    /// least [`OVERDUE`] of it.
+    /// Seconds of prefill of large prompts without a first token. At most this counts as left, and
+    /// at least [`OVERDUE`] of it.
     pub large_waiting: f64,
     /// When the prefills of the small prompts that arrived a moment ago are over.
     pub small_until: f64,
-    /// Seconds of prefill of the small prompts that came lately, as it counts at `at`.
+    /// Seconds of prefill of the small prompts that came lately, as these count at the time `at`.
     pub lately: f64,
     /// When the backlog was noted.
     pub at: f64,

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Only ratios matter: the pace of each engine relative to these numbers is learned (`pace.rs`).
-//! Seconds; fitted to closed loops of 1 to 128 streams and to lone prompts of 16,000 tokens on vLLM
-//! 0.22.1.
+//! All values are in seconds, fitted to closed loops of 1 to 128 streams and to lone prompts of
+//! 16,000 tokens on vLLM 0.22.1.
 
 /// One step of the model, apart from sequences and prompts.
 pub(in crate::pool) const STEP: f64 = 5.0e-3;

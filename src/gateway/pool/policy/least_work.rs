@@ -36,8 +36,8 @@ const CROWD: f64 = 0.1;
 const WAITING: f64 = 0.3;
 /// Costs that differ by less, in seconds, count as equal: half a step, about the difference between
 /// a token that has left the engine and one that is about to. In bursts of equal requests, smaller
-/// differences are noise and turns are best: otherwise the P99 of the time to first token is 8 %
-/// higher.
+/// differences are noise and taking turns is best: without turns the P99 of the time to first token
+/// is 8 % higher.
 const TIE: f64 = 3e-3;
 
 /// How long it takes to copy an adapter into a free slot, seconds: 40 to 170 MB, from host memory
@@ -62,7 +62,7 @@ struct Common {
     now: f64,
 }
 
-/// The best backend, and the one that would be the best without it.
+/// The best backend, and the one with the lowest cost among the others.
 pub(super) fn pick(offers: &[Offer<'_>], need: &Need, now: f64) -> (Option<BackendId>, Option<BackendId>) {
     if offers.len() < 2 {
         return (offers.first().map(|only| only.candidate.id), None);
@@ -130,9 +130,9 @@ fn differ_in_load_only(one: &Offer<'_>, other: &Offer<'_>) -> bool {
 ///   large prompt lately still has many outstanding tokens, so the next one goes elsewhere and the
 ///   delays do not always hit the same requests.
 /// - `CROWD`: more sequences make every step a little longer.
-/// - The adapter (`adapters.rs`): a moment if a slot is free; otherwise until an adapter ahead has
-///   no requests left, each of which is assumed to decode as long as this one. An engine that lacks
-///   the adapter is chosen only if all do.
+/// - The adapter (`adapters.rs`): a moment if a slot is free; otherwise the time until an adapter
+///   ahead has no requests left. Each of these requests is assumed to decode as long as this one.
+///   An engine that lacks the adapter is chosen only if all do.
 #[inline]
 fn cost(offer: &Offer<'_>, common: &Common) -> f64 {
     let Offer { candidate, cached, adapter } = offer;

@@ -41,7 +41,7 @@ pub struct Pace {
 
 impl Pace {
     /// Records that work for which the reference needs `expected` seconds took `observed` seconds.
-    /// Both are above 0.
+    /// Ignored unless both are finite and above 0.
     pub fn observe(&mut self, observed: f64, expected: f64, now: Instant) {
         if !(observed.is_finite() && expected.is_finite() && observed > 0.0 && expected > 0.0) {
             return;

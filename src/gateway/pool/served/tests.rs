@@ -99,7 +99,8 @@ fn a_long_prompt_goes_where_it_surely_fits_or_else_to_the_highest_limit() {
     assert_eq!(of(u64::MAX, u64::MAX), [1]);
     let unknown = [limited(4_096), serves(&["x"])];
     assert_eq!(chosen(&Asks { prompt_tokens: 9_000, ..asks("x") }, &unknown), [1]);
-    // The only engine with the model takes it, even if others could take more.
+    // The only engine with the model takes the prompt, even if other engines could take a longer
+    // one.
     let other = [limited(4_096), Facts { max_model_len: Some(32_768), ..serves(&["y"]) }];
     assert_eq!(chosen(&Asks { prompt_tokens: 9_000, ..asks("x") }, &other), [0]);
 }

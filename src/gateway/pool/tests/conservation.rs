@@ -1,6 +1,6 @@
 //! Capacity is conserved.
 //!
-//! Random histories of all events of admission, including wide requests.
+//! Tested with random histories of all events of admission, including wide requests.
 
 use proptest::prelude::*;
 
@@ -125,7 +125,8 @@ fn four_backends(slots: u32, permits: u32, tokens: Option<u64>, order: QueueOrde
     let limits = |permits| BackendLimits { tokens, ..limits(slots, permits) };
     let mut specs = vec![spec("short", 2, limits(permits.min(1)), vec![]), spec("long", 2, limits(permits), vec![0])];
     specs.iter_mut().for_each(|spec| spec.rules.order = order);
-    // The other pool refuses at once.
+    // While no backend is in rotation, this pool holds requests, and the other one refuses them at
+    // once.
     specs[0].rules.hold = Some(Duration::from_secs(60));
     specs
 }

@@ -1,6 +1,6 @@
 //! Copies for shadow arms.
 //!
-//! They use room that requests leave free, and requests get the same as without them.
+//! Copies use room that requests leave free, and requests get the same room as without copies.
 
 use proptest::prelude::*;
 
@@ -147,7 +147,7 @@ fn copies_are_spread_over_the_backends_of_their_pool() {
 }
 
 proptest! {
-    /// The room that a request gets at once, and the next waiter, do not depend on copies.
+    /// The room that a request gets at once, and which waiter is next, do not depend on copies.
     #[test]
     fn requests_get_what_they_would_get_without_copies(
         steps in proptest::collection::vec((0..4u8, any::<usize>(), 1..3_000u64, 1..3u32), 1..80),

@@ -1,10 +1,11 @@
 //! Decisions of a supervisor about an engine.
 //!
-//! A cordon next to the operator's drain, a ceiling on slots, another engine.
+//! These are a cordon next to the operator's drain, a ceiling on slots, and the news that the
+//! engine was replaced.
 
 use super::*;
 
-/// One pool of two backends, `slots` each.
+/// One pool of two backends with `slots` slots each.
 fn pair(slots: u32) -> (Fixture, [BackendId; 2]) {
     let fixture = Fixture::new(&[spec("one", 2, limits(slots, 1), vec![])]);
     let ids = [fixture.layout.backends[0][0], fixture.layout.backends[0][1]];

@@ -1,6 +1,6 @@
 //! Shares of a ledger.
 //!
-//! They are one more bound, and admission measures usage and wants for the ledger.
+//! Such shares are one more bound, and admission measures usage and wants for the ledger.
 
 use super::*;
 use crate::pool::divided::TICK;

@@ -64,8 +64,8 @@ fn end(mut lease: Lease) {
     lease.settle(None, None, 10);
 }
 
-/// The most seconds that a request of this many prompt tokens and ten output tokens may cost: it
-/// decodes alone on an engine.
+/// The most seconds that a request of this many prompt tokens and ten output tokens may cost: the
+/// cost if the request decodes alone on an engine.
 fn most(prompt: u64) -> f64 {
     prompt as f64 * 31e-6 + 10.0 * 5.1e-3
 }
@@ -201,7 +201,7 @@ fn over_a_minute_the_shares_follow_the_weights_whatever_the_requests_and_their_e
     while let Some(Running { until: ended, owner, mut lease }) = running.pop().filter(|next| next.until < 60_000_000) {
         fixture.now = begun + Duration::from_micros(ended);
         let (weight, prompt, output) = owners[owner];
-        // After the release, like the usage of a slow client.
+        // The charge is corrected after the release, as with a slow client.
         lease.release();
         lease.settle(Some(prompt), None, output);
         match fixture.admission.enter(fixture.owned(owner as u64, weight, prompt)) {
@@ -358,7 +358,7 @@ fn a_wide_request_gets_its_turn_and_its_owner_no_more_than_its_share() {
     for _ in 0..3 {
         let mut request = fixture.owned(2, 1.0, 10);
         request.need = Need { slots: 4, output_tokens: 40, ..request.need };
-        // It has waited for a quarter of the timeout, so room is kept for it.
+        // It has waited for more than a quarter of the timeout, so room is kept for it.
         request.arrived -= Duration::from_secs(6);
         let AdmissionDecision::Queued(ticket, _) = fixture.admission.enter(request) else { panic!("it waits") };
         wide.push(ticket);

@@ -184,7 +184,7 @@ proptest! {
     }
 }
 
-/// `shortest_first` with the defaults: prompts of 40,000 tokens among short ones that never stop
+/// `shortest_first` with the defaults: one prompt of 40,000 tokens among short ones that never stop
 /// coming.
 #[test]
 fn a_long_prompt_is_served_beside_short_ones_that_never_stop_coming() {

@@ -1,12 +1,12 @@
 //! Requests that share a beginning.
 //!
-//! Tests which engines are expected to have the beginning, and get the requests.
+//! Tests which engines are expected to have the beginning, and which engines get the requests.
 
 use super::*;
 use sluice_core::openai::{Beginning, PromptPrefix};
 
-/// A prompt of 32 kB. `system` numbers the first quarter, `own` the rest.
-fn prompt(system: u64, own: u64) -> Arc<PromptPrefix> {
+/// A prompt of 32 kB. `system` determines the first quarter, and `own` the rest.
+pub(super) fn prompt(system: u64, own: u64) -> Arc<PromptPrefix> {
     let begin = |quarter: u64| {
         let hash =
             if quarter == 1 { 1_000_000 + system } else { (own * 8 + quarter).wrapping_mul(0x9E37_79B9_7F4A_7C15) };
@@ -21,7 +21,7 @@ fn pool_of(backends: usize) -> Fixture {
 }
 
 impl Fixture {
-    fn sent(&self, prompt: &Arc<PromptPrefix>) -> Lease {
+    pub(super) fn sent(&self, prompt: &Arc<PromptPrefix>) -> Lease {
         let request = AdmissionRequest { prefix: Arc::clone(prompt), ..self.request(0, 8_000) };
         match self.admission.enter(request) {
             AdmissionDecision::Granted(lease) => lease,
@@ -30,7 +30,7 @@ impl Fixture {
     }
 
     /// Like `sent`, with a finished response. Returns the backend and the expected cached tokens.
-    fn served(&self, prompt: &Arc<PromptPrefix>) -> (BackendId, u64) {
+    pub(super) fn served(&self, prompt: &Arc<PromptPrefix>) -> (BackendId, u64) {
         let mut lease = self.sent(prompt);
         lease.first_token();
         (lease.backend(), lease.expected_cached())

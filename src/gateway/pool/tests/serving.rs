@@ -68,8 +68,8 @@ fn a_request_that_waits_goes_to_the_engine_that_serves_its_model_now() {
     let fixture = pool_of(&[&["old"], &["old"]]);
     let held: Vec<Lease> = (0..2).map(|_| fixture.lease("old")).collect();
     let (mut old, mut new) = (fixture.waits("old"), fixture.waits("new"));
-    // The first engine is renamed: the old name waits for the second one, the new name for the
-    // first.
+    // The first engine now serves the new name. The request for the old name waits for the second
+    // engine, and the request for the new name for the first.
     let first = held.iter().position(|lease| &**lease.name() == "one0").unwrap();
     fixture.serves(0, &["new"]);
     let mut held = held;
@@ -289,7 +289,7 @@ fn engines_differ_from_the_moment_at_which_one_has_started_again() {
     fixture.admission.engine_replaced(first, fixture.now);
     assert_ne!(wants_of(&fixture, long()), Wants::default(), "the limit of the new engine is not known");
     limit(first);
-    // An engine that was away has all routes again until it refuses one.
+    // An engine that was away counts as having all routes again, until it refuses one.
     let lease = fixture.lease("x");
     lease.refused_by_engine(Lack::Route(Route::Embeddings), fixture.now);
     let embeds = || Asks { route: Some(Route::Embeddings), ..fixture.for_model("x").asks };
@@ -308,7 +308,7 @@ fn a_refusal_of_a_model_is_no_matter_of_requests_that_wait_for_another() {
     fixture.admission.set_served(engine, Served::unreadable(), None, fixture.now);
     let held: Vec<Lease> = (0..2).map(|_| fixture.lease("x")).collect();
     let mut waiting = fixture.waits("x");
-    // A mark that a second determination would remove.
+    // Wants that the waiter would lose if they were determined again.
     let mark = wants_of(&fixture, Asks { route: Some(Route::Embeddings), needs_route: true, ..Asks::default() });
     assert_ne!(mark, Wants::default());
     let wants = |set: Option<Wants>| {

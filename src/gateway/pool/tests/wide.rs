@@ -28,7 +28,7 @@ impl Fixture {
     }
 }
 
-/// One pool of `backends`, each with this many slots, and a queue of 8.
+/// One pool of `backends` backends, each with `slots` slots, and a queue of 8 requests.
 fn pool(backends: usize, slots: u32) -> Fixture {
     Fixture::new(&[spec("one", backends, limits(slots, 1), vec![])])
 }
@@ -45,7 +45,7 @@ fn a_need_that_no_backend_could_ever_grant_is_refused_at_once_with_the_limit() {
     let need = Need { slots: 1, prompt_tokens: 10, output_tokens: 1_000_000_000 };
     let endless = AdmissionRequest { need, ..fixture.request(0, 10) };
     assert_eq!(fixture.refused(endless), TooLarge { unit: LimitUnit::Tokens, wanted: 1_000_000_010, limit: 1_000 });
-    // The largest limit of the pools that the request may use.
+    // The refusal names the largest limit of the pools that the request may use.
     let at = |slots| AdmissionRequest { need: Need { slots, ..need_of_one() }, ..fixture.request(1, 10) };
     assert_eq!(fixture.refused(at(9)), sequences(9, 8));
     assert!(matches!(fixture.admission.enter(at(8)), AdmissionDecision::Granted(_)));
@@ -177,8 +177,8 @@ proptest! {
         };
         let mut waiting: Vec<Ticket> = Vec::new();
         let mut number = 0;
-        // Each pass takes at most one life, and so does the work on the backend that is reserved
-        // afterwards.
+        // Each request that passes runs for at most `life` steps, and so do the requests on the
+        // backend that is reserved afterwards.
         let bound = (queue + 2) * life;
         for step in 0.. {
             prop_assert!(step <= bound, "not served after {bound} steps");

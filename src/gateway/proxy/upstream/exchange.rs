@@ -212,6 +212,10 @@ impl EngineExchange {
 
     fn decode(&mut self, into: &mut BytesMut) -> Result<(), ExchangeError> {
         let Some(gunzip) = &mut self.gunzip else {
+            // Before each wait for the engine.
+            if self.input.is_empty() {
+                return Ok(());
+            }
             return self.framing.decode(&mut self.input, into).map_err(malformed);
         };
         self.framing.decode(&mut self.input, &mut gunzip.coded).map_err(malformed)?;

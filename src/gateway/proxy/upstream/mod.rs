@@ -70,7 +70,7 @@ impl<R: Resolve> UpstreamConnector<R> {
     async fn connect(&self, to: &Address, connection: Connection) -> Result<EngineConnection, ExchangeError> {
         let key = idle::key_of(to);
         if connection == Connection::Any
-            && let Some(idle) = self.idle.take(key, |socket| self.connector.is_current(to, socket)).await
+            && let Some(idle) = self.idle.take(key, |socket| self.connector.is_current(to, socket))
         {
             return Ok(idle);
         }

@@ -16,6 +16,7 @@ use super::super::headers::CREDENTIALS;
 use crate::connect::EngineStream;
 use crate::flow::UpstreamRequest;
 use sluice_config::Address;
+use sluice_core::vllm::kv_events::{SESSION, session_name};
 
 /// Pieces of a body up to this many bytes are copied behind the head.
 const INLINE_BODY: usize = 64 << 10;
@@ -104,6 +105,9 @@ fn request_head(to: &Address, request: &UpstreamRequest) -> BytesMut {
     }
     if let Some(rank) = to.rank {
         head.extend_from_slice(format!("x-data-parallel-rank: {rank}\r\n").as_bytes());
+    }
+    if let Some(session) = request.session.filter(|_| !request.headers.contains_key(SESSION)) {
+        head.extend_from_slice(format!("{SESSION}: {}\r\n", session_name(session)).as_bytes());
     }
     head.extend_from_slice(b"content-length: ");
     head.put_slice(request.body.len().to_string().as_bytes());

@@ -37,7 +37,7 @@ impl Client {
         Self { key, running: Vec::new(), served: 0 }
     }
 
-    /// Tries to run `most` requests; refused ones are sent again at the next call.
+    /// Tries to run `most` requests. Refused ones are sent again at the next call.
     fn fill(&mut self, most: usize) {
         self.running.truncate(most);
         while self.running.len() < most
@@ -63,7 +63,7 @@ async fn a_key_has_its_limit_at_all_gateways_together_and_it_follows_the_request
     let mut clients = all(&gateways, &KeyLimit { in_flight: Some(IN_FLIGHT), ..KeyLimit::default() });
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     for wanted in [[30, 0, 0], [0, 30, 0], [30, 30, 30], [2, 2, 30]] {
-        // More requests than the limit may run for the time of a renewal.
+        // Until the next renewal, more requests than the limit may run.
         pass(&mut gateways, LEASE.as_secs(), |_| clients.iter_mut().zip(wanted).for_each(|(one, most)| one.fill(most)))
             .await;
         let running = |clients: &[Client]| clients.iter().map(|one| one.running.len()).collect::<Vec<_>>();
@@ -86,7 +86,7 @@ async fn a_rate_is_that_of_all_gateways_together_also_when_one_of_them_ends() {
     let mut clients = all(&gateways, &KeyLimit { requests_per_minute: Some(A_MINUTE), ..KeyLimit::default() });
     pass(&mut gateways, 2 * LEASE.as_secs(), |_| ()).await;
     let mut rate = async |gateways: &mut Vec<Gateway>, count: usize| {
-        // Uses up bursts and makes demand known.
+        // The clients use up the bursts, and the gateways learn the demand.
         pass(gateways, 60, |_| clients.iter_mut().take(count).for_each(|one| one.send(10))).await;
         clients.iter_mut().for_each(|one| one.served = 0);
         pass(gateways, 60, |_| clients.iter_mut().take(count).for_each(|one| one.send(10))).await;
@@ -148,7 +148,7 @@ async fn the_tokens_of_a_day_are_those_of_all_gateways_together() {
         .await;
     }
     let sum = used[0] + used[1];
-    // Each gateway may have a little more while demand moves.
+    // A gateway may admit a little more than its part while demand moves.
     let about_a_day = A_DAY * 9 / 10..=A_DAY * 102 / 100;
     assert!(about_a_day.contains(&sum) && used[0] > A_DAY / 2, "{used:?}");
 }

@@ -44,7 +44,7 @@ struct State {
     version: u64,
 }
 
-/// One object in memory, shared with its fault by clones.
+/// One object in memory. Clones share the object and its fault.
 #[derive(Clone, Debug, Default)]
 struct Memory {
     state: Arc<Mutex<State>>,
@@ -52,7 +52,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// The same object with separate faults.
+    /// The same object with a separate fault.
     fn apart(&self) -> Self {
         Self { state: Arc::clone(&self.state), fault: Arc::default() }
     }
@@ -111,7 +111,7 @@ impl Gateway {
         Self::join_before(store, number, mode, |_| Box::pin(async { Some(0) }))
     }
 
-    /// In front of an engine that reports the load `running`.
+    /// Joins in front of an engine that reports the load `running`.
     fn join_before(store: &Memory, number: u64, mode: ClusterMode, running: fn(Arc<Address>) -> Running) -> Self {
         let rules = HealthRules {
             probe_failures: 2,
@@ -194,8 +194,8 @@ impl Gateway {
     }
 }
 
-/// Lets time pass in small steps. At each, the sum over all gateways of the share, or the use if
-/// larger, must be within the limit.
+/// Lets time pass in small steps. After each, the limit must hold for the sum over all gateways of
+/// the share or, if larger, the use.
 async fn pass(gateways: &mut [Gateway], seconds: u64, mut each: impl FnMut(&mut [Gateway])) {
     for step in 0..seconds * 20 {
         advance(Duration::from_millis(50)).await;
@@ -299,7 +299,7 @@ async fn of_an_engine_that_says_nothing_keep_takes_a_share_back_and_strict_does_
     for (mode, wanted) in [(ClusterMode::Keep, SLOTS), (ClusterMode::Strict, 0)] {
         let store = Memory::default();
         let mut gateways = vec![Gateway::join_before(&store, 1, mode, |_| Box::pin(async { None }))];
-        // Earlier gateways may hold the limit.
+        // At first, the limit may be held for earlier gateways.
         pass(&mut gateways, 40, |_| {}).await;
         assert_eq!(gateways[0].share(), wanted);
         let why = gateways[0].cluster.view().status().why;
@@ -307,7 +307,7 @@ async fn of_an_engine_that_says_nothing_keep_takes_a_share_back_and_strict_does_
     }
 }
 
-/// Once a plan is written that takes capacity from a gateway, others may use it.
+/// Once a plan is written that takes capacity from a gateway, other gateways may use that capacity.
 #[tokio::test(start_paused = true)]
 async fn less_is_used_from_before_a_write_is_sent() {
     let store = Memory::default();

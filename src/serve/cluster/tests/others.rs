@@ -52,7 +52,7 @@ async fn a_gateway_that_does_not_lead_closes_nothing_and_without_the_store_what_
     pass(&mut gateways, 5, |_| {}).await;
     assert!(closed(&gateways[1]));
     store.set(Fault::Gone);
-    // The other gateway may still reach the store.
+    // The gateway that closed the backend may still reach the store.
     pass(&mut gateways, LEASE.as_secs() * 11, |gateways| assert!(closed(&gateways[1]))).await;
     pass(&mut gateways, LEASE.as_secs() * 2, |_| {}).await;
     assert!(!closed(&gateways[1]), "its probes decide");

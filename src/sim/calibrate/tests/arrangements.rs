@@ -1,8 +1,8 @@
 //! Compares arrangements measured on two H200s with simulations of the same load.
 //!
-//! Arrivals are Poisson for 20 s: a single draw in the measurement, [`DRAWS`] draws in the
-//! simulation, of which the median, the lowest and the highest are shown. `cargo test -p sluice-sim
-//! calibrate::tests::arrangements -- --nocapture` prints the table.
+//! Arrivals are Poisson for 20 s. The measurement is a single draw of arrivals. The simulation has
+//! [`DRAWS`] draws, of which the median, the lowest and the highest are shown. `cargo test -p
+//! sluice-sim calibrate::tests::arrangements -- --nocapture` prints the table.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,14 +45,14 @@ fn virtual_server(server: Server) -> VirtualServer {
 #[derive(Clone, Copy)]
 enum Routing {
     RoundRobin,
-    /// To the server with the fewest requests; the first on a tie.
+    /// Each request goes to the server with the fewest requests; on a tie, to the first server.
     FewestInFlight,
     Split,
-    /// Short requests to the first server; at most this many long requests on the second, the other
-    /// long requests wait.
+    /// Short requests go to the first server. The second server has at most this many long
+    /// requests, and further long requests wait.
     LongInFlight(usize),
-    /// As `LongInFlight`, with permits for long requests on the second and on the first server,
-    /// returned at the first token.
+    /// As `LongInFlight`, but a long request needs a permit, which it returns at the first token.
+    /// The numbers are the permits of the second and of the first server.
     Permits(usize, usize),
 }
 

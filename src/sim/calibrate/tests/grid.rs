@@ -3,8 +3,9 @@
 //!
 //! The measured engine was synchronous: CPU and GPU worked one after the other. The CPU time is
 //! modelled as 1.6 ms plus 1.64 times `schedule_ms` (fitted). A cell is the median of the steps
-//! with the same numbers. The speed of this CPU varied by a factor of two, so without graphs only
-//! steps of 1,024 tokens or more are compared, which do not wait for the CPU.
+//! with the same chunk, context and decodes. The speed of this CPU varied by a factor of two. So
+//! without graphs only steps of 1,024 tokens or more are compared, because they do not wait for the
+//! CPU.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -25,9 +26,9 @@ const GPU_BOUND: u32 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Regime {
-    /// Decodes only: one graph.
+    /// Only decodes, in one graph.
     Full,
-    /// A chunk of a prompt: graphs around the attention.
+    /// A chunk of a prompt, with graphs around the attention.
     Piecewise,
     /// More tokens than the largest graph.
     Launched,

@@ -5,9 +5,9 @@
 //! work by tokens and pace, gives permits for long prefills until the first token, and spills. (The
 //! laboratory places requests as the current gateway does.) A request is placed when the whole body
 //! has arrived, which takes [`BODY`] for a long prompt. Arrivals and classes are those of `sluice
-//! bench` with the same seed; only the jitter and the delay of bodies differ between draws.
+//! bench` with the same seed. Only the jitter and the delay of bodies differ between draws.
 //!
-//! The constants of the host, but not of the GPU, were fitted to these rows;
+//! The constants of the host, but not of the GPU, were fitted to these rows.
 //! [`fit_without_each_row`] predicts each row from the others. `cargo test -p sluice-sim
 //! calibrate::tests::mixed -- --nocapture` prints the table.
 
@@ -90,7 +90,8 @@ fn arrangements() -> Vec<Arrangement> {
     lines.chunks(2).map(arrangement).collect()
 }
 
-/// The generator of `sluice bench` for one purpose (1: arrivals, 2: classes) and request.
+/// The random generator that `sluice bench` has for one purpose (1: arrivals, 2: classes) and one
+/// request.
 fn draw(purpose: u64, ordinal: u64) -> Rng {
     let first = Rng::new(SEED + purpose).next_u64();
     Rng::new(Rng::new(first ^ ordinal).next_u64())
@@ -332,8 +333,8 @@ fn mixed_traffic_through_the_gateway_comes_out_as_measured() {
         100.0 * usual,
         100.0 * most
     );
-    // The cell beyond 12.5 % is the second-worst of 91 long requests where prefills are not cut: a
-    // single placement decides it.
+    // The cell beyond 12.5 % is the second-worst of 91 long requests where prefills are not cut. A
+    // single placement decides its value.
     assert!(median <= 0.04 && beyond <= 1 && largest <= 0.18, "{median:.3} {beyond} {largest:.3}");
 }
 
@@ -384,8 +385,8 @@ fn points() -> Vec<[f64; 4]> {
     (0..POINTS).map(|_| HOST.map(|(.., range)| between(range))).collect()
 }
 
-/// The least distance to `rows` that is found, and the constants. Moves one constant at a time, by
-/// less once no move helps.
+/// Searches for the constants with the least distance to `rows`, and returns the distance and the
+/// constants. Moves one constant at a time, by less once no move helps.
 fn fit(rows: &[Arrangement], start: [f64; 4]) -> (f64, [f64; 4]) {
     let of = |values: [f64; 4]| distances(values, rows).iter().sum::<f64>();
     let mut best = (of(start), start);
@@ -409,7 +410,7 @@ fn fit(rows: &[Arrangement], start: [f64; 4]) -> (f64, [f64; 4]) {
     best
 }
 
-/// Applies `work` to each of `items` on all cores; the results are in the order of the items.
+/// Applies `work` to each of `items` on all cores. The results are in the order of the items.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = items.len().div_ceil(cores);

@@ -1,9 +1,9 @@
 //! The accuracy of speculative decoding on `tests/fixtures/h200/speculation*.csv`.
 //!
-//! The constants were fitted to the steps of some runs; other steps, the results of all runs and
+//! The constants were fitted to the steps of some runs. Other steps, the results of all runs and
 //! the mixed load were left out of the fit. The speed of this machine's CPU changed by a factor of
 //! two while it was measured. So each comparison is made twice. With the speed of the runs without
-//! drafts (`trio`) it is a forecast; with the speed that the scheduler's times show for the run, it
+//! drafts (`trio`) it is a forecast. With the speed that the scheduler's times show for the run, it
 //! shows the error of the model.
 
 use super::*;
@@ -14,7 +14,7 @@ const STEPS: &str = include_str!("../../../../tests/fixtures/h200/speculation_st
 const ROWS: &str = include_str!("../../../../tests/fixtures/h200/speculation.csv");
 const MIXED: &str = include_str!("../../../../tests/fixtures/h200/speculation_mixed.csv");
 
-/// Largest median error, and largest error.
+/// The largest median error and the largest single error that a test allows.
 type Bounds = (f64, f64);
 
 fn constants() -> Constants {
@@ -128,7 +128,8 @@ fn a_mixed_load_with_drafts_comes_out_as_measured() {
             if !is_measured {
                 row.cpu = 1.0;
             }
-            // One draw of accepted drafts may meet a long prompt sooner or later.
+            // The draw of accepted drafts decides when a request meets a long prompt, so there are
+            // five draws.
             let draws: Vec<Vec<Life>> = (0..5).map(|draw| replay_as(&trio(), &row, draw, &arrivals)).collect();
             for short in [true, false] {
                 let own: Vec<usize> = (0..requests.len()).filter(|at| (requests[*at][1] < 1000.0) == short).collect();

@@ -97,7 +97,7 @@ fn cached_blocks_without_an_owner_count_against_the_free_ones() {
     finish_all(&mut engine);
     engine.add(request(2, 50, 40)).unwrap();
     engine.step().unwrap();
-    // Four blocks are held and four are free; the free ones hold the head of the next prompt.
+    // Four blocks are held and four are free. The free ones hold the head of the next prompt.
     engine.add(sharing(3, 81, 1, 80)).unwrap();
     assert!(engine.step().unwrap().admitted.is_empty(), "it needs six");
 }

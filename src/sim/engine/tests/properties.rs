@@ -88,7 +88,7 @@ fn speculations() -> impl Strategy<Value = Option<Speculation>> {
 
 struct Watched {
     engine: Engine,
-    /// Tokens still to come, and the request.
+    /// The tokens still to come and the request, for each sequence that has not ended.
     left: HashMap<SequenceId, (u32, Request)>,
     next: SequenceId,
 }

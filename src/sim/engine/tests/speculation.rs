@@ -61,7 +61,7 @@ fn drafts_stop_above_a_number_of_sequences() {
 fn a_drafter_with_its_own_cache_reserves_slots() {
     let held = |drafter| {
         let mut engine = drafting(0.0, |own| own.drafter = drafter);
-        // Two blocks hold 32 tokens; four drafts and three slots more need a third.
+        // Two blocks hold 32 tokens. Four drafts and three slots more need a third.
         engine.add(request(1, 27, 9)).unwrap();
         engine.step().unwrap();
         engine.step().unwrap();

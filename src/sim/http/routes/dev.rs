@@ -1,7 +1,7 @@
 //! Routes for operators: sleep, pause, the prefix cache, the profiler.
 //!
 //! The profiler's routes need `--profiler-config`, the others `VLLM_SERVER_DEV_MODE`. Each reply
-//! waits until the engine has made the change; if the engine is dead, the reply is a 500.
+//! waits until the engine has made the change. If the engine is dead, the reply is a 500.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

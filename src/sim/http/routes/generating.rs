@@ -1,7 +1,7 @@
 //! Routes that generate text: OpenAI's three, Anthropic's, and SageMaker's `/invocations`.
 //!
-//! All requests become a [`GenerateRequest`]; the routes differ in the format of the response. A
-//! body is read completely before it is validated; the server limits the size.
+//! All requests become a [`GenerateRequest`]. The routes differ only in the format of the response.
+//! A body is read completely before it is validated. The server limits the size.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -80,6 +80,7 @@ fn prepare(
     let mut request = GenerateRequest::new(kind, body, &config.texts, limits)?;
     let number = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
     request.rank = number("x-data-parallel-rank");
+    request.session = headers.get("x-session-id").and_then(|value| value.to_str().ok()).map(Into::into);
     if let Some(rank) = request.rank.filter(|rank| !(0..i64::from(config.data_parallel)).contains(rank)) {
         let message = format!("data_parallel_rank {rank} is out of range [0, {}).", config.data_parallel);
         return Err(ErrorBody::bad_request(None, message));

@@ -255,7 +255,7 @@ fn metrics(shared: &ServerState) -> Reply {
     };
     let mut out = String::new();
     http_metrics::process(&mut out, shared.started);
-    // Rendering takes longer than a step may wait for the lock.
+    // The statistics are copied, because rendering takes longer than a step may wait for the lock.
     let stats = |rank: &Arc<Rank>| rank.stats.lock().clone();
     if config.sglang.is_some() {
         out.push_str(&sglang::metrics(shared, &stats(&shared.ranks[0])));

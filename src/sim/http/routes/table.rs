@@ -16,15 +16,15 @@ enum Condition {
     /// `VLLM_SERVER_DEV_MODE`
     Dev,
     Profiler,
-    /// Always; not in vLLM.
+    /// The route always exists. VLLM does not have it.
     Sim,
     /// The model is an embedding model.
     Embeddings,
-    /// vLLM, not SGLang.
+    /// The server imitates vLLM, not SGLang.
     Vllm,
-    /// vLLM, or SGLang with `--enable-metrics`.
+    /// The server imitates vLLM, or SGLang with `--enable-metrics`.
     Metrics,
-    /// SGLang.
+    /// The server imitates SGLang.
     Sglang,
 }
 

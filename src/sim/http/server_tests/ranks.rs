@@ -58,4 +58,9 @@ async fn the_times_of_a_request_come_with_the_usage() {
     assert_eq!(stream.matches("\"metrics\":{\"time_to_first_token_ms\":").count(), 1, "{stream}");
     let (_, stream) = complete(&handle, "", ",\"stream\":true").await;
     assert!(!stream.contains("metrics"), "{stream}");
+    for (fields, count) in [("", 1), (",\"stream\":true", 1)] {
+        let body = format!("{{\"model\":\"m\",\"input\":\"hello\",\"max_output_tokens\":4{fields}}}");
+        let (_, text) = call(&handle, "POST", "/v1/responses", &body).await;
+        assert_eq!(text.matches("\"metrics\":{\"time_to_first_token_ms\":").count(), count, "{text}");
+    }
 }

@@ -61,7 +61,7 @@ async fn a_required_or_named_tool_is_called_with_arguments_that_fit() {
         let arguments = called["function"]["arguments"].as_str().unwrap();
         fits(arguments);
         assert_eq!((&answer["finish_reason"], &answer["message"]["content"]), (&json!(reason), &json!("")));
-        // Without a tokenizer a token has four characters; one more token ends the output.
+        // Without a tokenizer a token has four characters. One more token ends the output.
         assert_eq!(response["usage"]["completion_tokens"], arguments.len().div_ceil(4) + 1);
 
         let mut streaming = tools(&choice);

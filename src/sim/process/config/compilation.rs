@@ -6,7 +6,7 @@
 //! removes combinations that do not work: piecewise graphs without vLLM's own compilation, all
 //! graphs with PyTorch's (`STOCK_TORCH_COMPILE`), and full graphs of steps that prefill without
 //! FlashAttention 3, which needs a Hopper GPU. A pooling model gets piecewise graphs in place of
-//! full ones; if vLLM's own compilation is then missing, the server does not start.
+//! full ones. If vLLM's own compilation is then missing, the server does not start.
 //!
 //! Other keys (except the sizes, see [`graphs`](super::graphs)) have no effect, and unknown keys
 //! are not refused. As in vLLM, the config is checked before all other settings, the level after
@@ -20,7 +20,7 @@ use crate::validate::pydantic::{repr, shown};
 use sluice_core::vllm::args::ServeArgs;
 
 const EFFECTIVE: [&str; 4] = ["mode", "cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size"];
-/// The values of `mode`, by number; three of the numbers have a name below.
+/// The values of `mode`, by number. Three of the numbers have a name below.
 const COMPILATION_MODES: [&str; 4] = ["NONE", "STOCK_TORCH_COMPILE", "DYNAMO_TRACE_ONCE", "VLLM_COMPILE"];
 const NONE: usize = 0;
 const STOCK_TORCH_COMPILE: usize = 1;

@@ -14,7 +14,7 @@ const SIMULATED: &str = "api-key api-server-count async-scheduling compilation-c
     data-parallel-size disable-log-stats disable-uvicorn-access-log enable-auto-tool-choice enable-chunked-prefill \
     enable-force-include-usage enable-log-requests enable-lora enable-per-request-metrics enable-prefix-caching \
     enable-prompt-tokens-details enable-request-id-headers enable-scale-out enable-server-load-tracking \
-    enable-sleep-mode enforce-eager gpu-memory-utilization host kv-cache-dtype kv-cache-memory-bytes \
+    enable-sleep-mode enforce-eager gpu-memory-utilization host kv-cache-dtype kv-cache-memory-bytes kv-events-config \
     long-prefill-token-threshold long-prefill-token-threshold-adaptive lora-modules max-cpu-loras \
     max-cudagraph-capture-size max-logprobs max-lora-rank max-loras max-model-len max-num-active-seqs \
     max-num-batched-tokens max-num-queued-reqs max-num-queued-tokens max-num-seqs model \

@@ -102,6 +102,7 @@ impl SimConfig {
         let servers = args.int("api-server-count").and_then(|count| u32::try_from(count).ok());
         self.api_servers = servers.unwrap_or(self.data_parallel).max(1);
         self.request_metrics = on("enable-per-request-metrics");
+        self.kv_events = kv_events_port(args)?;
         let seconds = args.int("sse-keep-alive-interval").unwrap_or(0);
         self.keep_alive = u64::try_from(seconds).ok().filter(|every| *every > 0).map(Duration::from_secs);
         self.track_load = on("enable-server-load-tracking");
@@ -227,4 +228,30 @@ impl SimConfig {
         }
         Ok(())
     }
+}
+
+/// The port of `--kv-events-config`; `None`: no events are published.
+fn kv_events_port(args: &ServeArgs) -> Result<Option<u16>, Refusal> {
+    #[derive(serde::Deserialize)]
+    #[serde(default)]
+    struct KvEvents {
+        enable_kv_cache_events: bool,
+        publisher: Option<String>,
+        endpoint: String,
+    }
+    impl Default for KvEvents {
+        fn default() -> Self {
+            Self { enable_kv_cache_events: false, publisher: None, endpoint: "tcp://*:5557".to_owned() }
+        }
+    }
+    let Some(text) = args.text("kv-events-config") else { return Ok(None) };
+    let refused = |text: String| Refusal::Other { kind: "ValueError", text, stage: Stage::Settings };
+    let config: KvEvents =
+        serde_json::from_str(text).map_err(|error| refused(format!("--kv-events-config: {error}")))?;
+    if !config.enable_kv_cache_events || config.publisher.is_some_and(|publisher| publisher != "zmq") {
+        return Ok(None);
+    }
+    let port = config.endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')?.1.parse().ok());
+    port.map(Some)
+        .ok_or_else(|| refused(format!("the simulator publishes KV events on tcp only, not on {}", config.endpoint)))
 }

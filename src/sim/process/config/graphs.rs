@@ -2,8 +2,8 @@
 //!
 //! `--cudagraph-capture-sizes` lists the sizes. `--max-cudagraph-capture-size` bounds vLLM's own
 //! list, which depends on `--performance-mode`. If both are given, they must agree. Each can
-//! instead be a key of `--compilation-config`, but not both. Without graphs (`--enforce-eager`,
-//! `-O0`) both are ignored.
+//! instead be a key of `--compilation-config`, but the flag and the key together are an error.
+//! Without graphs (`--enforce-eager`, `-O0`) both are ignored.
 
 use super::SimConfig;
 use super::compilation::{Compilation, CompilationConfig, optimization_level, pooling};

@@ -120,6 +120,8 @@ pub struct SimConfig {
     pub prompt_details: bool,
     /// `--enable-per-request-metrics`.
     pub request_metrics: bool,
+    /// The port on which KV events are published (`--kv-events-config`); `None`: they are not.
+    pub kv_events: Option<u16>,
     /// `--enable-scale-out`.
     pub scale_out: bool,
     /// Whether `--show-hidden-metrics-for-version` was given.
@@ -187,6 +189,7 @@ impl SimConfig {
             force_usage: false,
             prompt_details: false,
             request_metrics: false,
+            kv_events: None,
             scale_out: false,
             show_hidden: false,
             shutdown_timeout: Duration::ZERO,
@@ -218,7 +221,8 @@ impl SimConfig {
 
     /// As [`SimConfig::virtual_server`], with the adapters loaded under these ids.
     pub fn virtual_server_with(&self, adapters: impl IntoIterator<Item = u16>) -> VirtualServer {
-        let engine = EngineConfig { seed: self.seed, ..self.engine.clone() };
+        let kv_events = self.kv_events.is_some();
+        let engine = EngineConfig { seed: self.seed, kv_events, ..self.engine.clone() };
         let cost = CostModel::new(&self.profile, engine.max_num_seqs, engine.max_num_batched_tokens);
         // Slots have the size of the largest rank, whichever adapter they hold.
         let cost = cost.with_rank(u32::try_from(self.max_lora_rank).unwrap_or(16));

@@ -8,7 +8,7 @@ use crate::real_time::concurrency_limit::ConcurrencyLimit;
 fn start() -> (Arc<ServerState>, tokio::task::JoinHandle<()>) {
     let config = SimConfig::new("m", Profile::named("h200-llama-8b").unwrap());
     let shared = Arc::new(ServerState::new(config));
-    let engine_loop = tokio::spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(&shared.ranks[0])).run());
+    let engine_loop = tokio::spawn(EngineLoop::new(Arc::clone(&shared), Arc::clone(&shared.ranks[0]), None).run());
     (shared, engine_loop)
 }
 
@@ -16,7 +16,7 @@ fn submit(shared: &ServerState, output_tokens: u32) -> Arc<OutputCollector> {
     let collector = Arc::new(OutputCollector::new(1, 1));
     let request = Request { id: 1, prompt_tokens: 16, output_tokens, adapter: None, ..Request::default() };
     *shared.concurrency.lock() = ConcurrencyLimit { in_flight: 1, prefill_tokens: 16 };
-    let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1 };
+    let submission = Submission { request, finish: Finish::Length, max_tokens: output_tokens, n: 1, session: None };
     shared.first().send(Command::Submit(vec![submission], Arc::clone(&collector)));
     collector
 }
