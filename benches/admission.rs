@@ -8,10 +8,10 @@
 //! - `full`: no backend has room; each request waits for the room of the oldest running request.
 //! - `one free`: a single backend has room, and the policy must find it.
 //!
-//! The result is CPU time of this thread, which other processes change little: the median of
-//! [`ROUNDS`] rounds, in which all sizes alternate. `cargo bench --bench admission [POLICY
-//! [REQUESTS [BACKENDS [STATE]]]]`: with a number of requests in a round, a number of backends and
-//! one state, count instructions under `valgrind --tool=callgrind`.
+//! The result is CPU time of this thread, which other processes change little. It is the median of
+//! [`ROUNDS`] rounds, in which all sizes alternate. The command is `cargo bench --bench admission
+//! [POLICY [REQUESTS [BACKENDS [STATE]]]]`. With all four arguments the program runs a single case,
+//! whose instructions `valgrind --tool=callgrind` can count.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -27,7 +27,7 @@ use sluice_gateway::pool::{
 };
 use tokio::time::Instant;
 
-/// Numbers of backends of the pool.
+/// Numbers of backends in the pool, of which each is measured.
 const SIZES: [usize; 4] = [2, 16, 64, 256];
 /// Requests that each backend carries besides the measured one.
 const BESIDE: usize = 8;

@@ -2,10 +2,10 @@
 """Sixty audio jobs of mixed length on four serial workers, through sluice and through nginx:
 `cargo build --release && benches/audio_jobs.py [ROUNDS]`.
 
-Each proxy has four separate workers, and gets the same jobs at the same times, in one run. A worker
-does one job at a time; a second job waits in the worker. For a job, a worker sleeps 10 ms for each
-second of audio (16 kHz, 16 bits), so workers do not disturb each other. Lengths are log-normal
-(median 30 s, 2 s to 600 s); arrivals are Poisson at 85 % of the capacity. Prints the time from the
+In one run, each proxy has four separate workers and gets the same jobs at the same times. A worker
+does one job at a time, and a second job waits in the worker. For a job, a worker sleeps 10 ms for
+each second of audio (16 kHz, 16 bits), so workers do not disturb each other. Lengths are log-normal
+(median 30 s, 2 s to 600 s). Arrivals are Poisson at 85 % of the capacity. Prints the time from the
 arrival of a job to the beginning of its work. Needs nginx (Debian: nginx-light); SLUICE_BIN names
 another binary.
 """
@@ -53,7 +53,7 @@ def worker(port):
             with turn:
                 begun = time.monotonic()
                 time.sleep(length / BYTES_OF_A_SECOND * WORK_OF_A_SECOND)
-            # The clock is the same in all processes of a machine.
+            # The answer is the moment at which the work began, by the clock of the machine.
             self.reply(f"{begun}".encode())
 
         def reply(self, body):
@@ -70,7 +70,7 @@ def worker(port):
 
 def nginx(folder, port, workers, policy):
     servers = "".join(f"server 127.0.0.1:{worker};" for worker in workers)
-    # nginx's workers write bodies into the folder.
+    # nginx's workers need the right to write bodies into the folder.
     user = "user root; " if os.getuid() == 0 else ""
     (folder / "nginx.conf").write_text(
         f"{user}daemon off; pid {folder}/pid; error_log {folder}/error.log; events {{}}\n"
@@ -124,7 +124,7 @@ def play(port, plan, started):
 
     def one(job):
         arrival, length = job
-        # The body is made before the arrival.
+        # The body is made before the job arrives, so that this delays nothing.
         body = b"\0" * int(length * BYTES_OF_A_SECOND)
         time.sleep(max(0.0, started + arrival - time.monotonic()))
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Streams whose engines fail again and again: which answers are whole, and how long streams pause.
+"""Streams whose engines fail again and again: how many answers are whole, and how long streams
+pause.
 
     cargo build --release && benches/failing_engines.py [--fault kill] [--streams 10000]
 
-Four simulated engines, a gateway in front of them, and 200 chats at a time of 200 tokens each. Every
+A gateway in front of four simulated engines serves 200 chats at a time, of 200 tokens each. Every
 five seconds one engine fails: `kill` (SIGKILL, then a new start), `hang` (stopped for four seconds)
 or `error` (the engine core dies, so streams end with an error event, and the engine starts again).
 An answer is whole if it has one id, one role, every token, a finish reason and the usage of the
@@ -64,7 +65,7 @@ class Engine:
                                        "--sim-startup", "0"], stdout=self.log, stderr=self.log)
 
     def fail(self, fault):
-        """Fails, and returns to service after a while."""
+        """Lets the engine fail, and return to service after a while."""
         if fault == "hang":
             self.child.send_signal(signal.SIGSTOP)
             time.sleep(HANG_S)

@@ -2,11 +2,11 @@
 """The cost of the metrics page with 200 backends, 50 models, 8 classes and 100 keys:
 `cargo build --release && benches/metrics_page.py`.
 
-Two gateways are in front of one simulated engine at 200 loopback addresses (Linux). One has 50
-pools: for every two models, a pool for short and a pool for long prompts. The other has 2 pools
-that serve all models. Requests of every model, class and key come first, so that all series exist.
-Prints the size of the page, the time of a scrape and the gateway's CPU time for it. SLUICE_BIN
-names another binary.
+Two gateways are in front of one simulated engine at 200 loopback addresses (Linux). One gateway has
+50 pools: for every two models, a pool for short prompts and a pool for long ones. The other gateway
+has 2 pools, which serve all models. First come requests of every model, class and key, so that all
+series exist. Prints the size of the page, the time of a scrape and the gateway's CPU time for it.
+SLUICE_BIN names another binary.
 """
 import concurrent.futures
 import hashlib

@@ -1,4 +1,4 @@
-//! Speed of the simulator on virtual time: the CPU time of simulated hours of one server.
+//! Speed of the simulator on virtual time, as the CPU time of simulated hours of one server.
 //!
 //! `cargo bench --bench simulator [HOURS]`. The load is an open loop of Poisson arrivals from a
 //! seed; the server is an H200 with an 8B model. Nothing is asserted.
@@ -75,7 +75,7 @@ fn run(kinds: &[Kind], blocks: Option<u32>, until: f64) -> Run {
 }
 
 fn main() {
-    // `cargo bench` passes additional flags.
+    // `cargo bench` passes additional flags, which the program skips.
     let hours: f64 = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(1.0);
     let chat: &[Kind] = &[(50.0, 512, 128, 0)];
     let shared: &[Kind] = &[(50.0, 512, 128, 400)];

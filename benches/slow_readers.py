@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Clients that read slowly: their effect on clients that read at once, and their memory.
+"""Clients that read slowly: their effect on clients that read at once, and the memory that they
+cost.
 
     cargo build --release && benches/slow_readers.py [--readers 10000] [--seconds 90]
 
-Two simulated engines, a gateway in front of them, and 30 honest requests a second, which
-`sluice bench` measures: first alone, then next to clients that each read 1 KB/s of a long stream,
+A gateway in front of two simulated engines serves 30 honest requests a second, which `sluice bench`
+measures. They run first alone, and then next to clients that each read 1 KB/s of a long stream,
 half of them with HTTP/1.1 and half with HTTP/2 (100 streams per connection). Prints the P99 TTFT of
 both runs, and the gateway's memory and buffers. Between these runs, slow clients read shorter
-streams to the end, and the program prints the TPOT of the engines by the gateway's metrics and by
-the engines' own. `SLUICE_BIN` names another binary. HTTP/2 needs the Python package h2.
+streams to the end. The program then prints the TPOT of the engines by the gateway's metrics, and by
+the engines' own metrics. `SLUICE_BIN` names another binary. HTTP/2 needs the Python package h2.
 """
 
 import argparse

@@ -1,15 +1,15 @@
 //! The lag of the simulator: many streams from one `sluice sim` process on one core, compared with
-//! virtual time.
+//! the same streams on virtual time.
 //!
 //! `cargo build --release && cargo bench --bench streams [STREAMS] [SECONDS]` starts
 //! `target/release/sluice sim` (or `SLUICE_BIN`) on core 0, runs itself on core 1, and opens
 //! STREAMS streams (default 2,000; 64 prompt tokens, ignore_eos). It measures the gaps between
 //! events while all streams decode, for about SECONDS (default 6).
 //!
-//! It prints the gaps that the client measured and the gaps of the same steps on virtual time; the
-//! difference is lag. It also prints which part of its core the server used: near 1, the core is
-//! the limit. Needs `taskset` (util-linux), two cores and an open-file limit of STREAMS + 100 or
-//! more. Nothing is asserted.
+//! It prints the gaps that the client measured and the gaps of the same steps on virtual time. The
+//! difference is the lag. It also prints which part of its core the server used. If this is near 1,
+//! the core is the limit. Needs `taskset` (util-linux), two cores and an open-file limit of STREAMS
+//! + 100 or more. Nothing is asserted.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -91,7 +91,7 @@ async fn follow(address: SocketAddr, number: u32, tokens: u32) -> Vec<(Instant, 
     }
 }
 
-/// Lengths of the steps in which all sequences decode, on virtual time, milliseconds.
+/// Lengths in milliseconds of the steps in which all sequences decode, on virtual time.
 fn simulated(streams: u32, tokens: u32) -> Vec<f64> {
     let mut config = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in"));
     config.engine.max_num_seqs = streams;
@@ -123,8 +123,8 @@ fn main() {
     let mut numbers = std::env::args().skip(1).filter_map(|word| word.parse::<u32>().ok());
     let (streams, seconds) = (numbers.next().unwrap_or(2_000), f64::from(numbers.next().unwrap_or(6)));
     let step = simulated(streams, 12).first().copied().unwrap_or(20.0);
-    // Enough tokens for SECONDS in which all streams decode, but no preemption: at the end, all
-    // contexts still fit the cache of this GPU.
+    // Each stream has enough tokens for SECONDS in which all streams decode. But there is no
+    // preemption, because even at the end all contexts fit into the cache of this GPU.
     let blocks = SimConfig::new("m", Profile::named("h200-llama-8b").expect("built in")).engine.num_blocks;
     let room = (blocks / streams.max(1)).saturating_sub(1) * 16;
     let tokens = (((seconds + 8.0) * 1e3 / step) as u32).min(room.saturating_sub(PROMPT)).max(8);
@@ -150,7 +150,7 @@ fn main() {
         }
         (lives, watch.await.expect("watched"))
     });
-    // Only gaps count while every stream has begun and none has ended.
+    // A gap counts only if it lies in the time when every stream has begun and none has ended.
     let begun = lives.iter().filter_map(|life| Some(life.first()?.0)).max().expect("streams");
     let ended = lives.iter().filter_map(|life| Some(life.last()?.0)).min().expect("streams");
     let (mut gaps, mut merged, mut reads) = (Vec::new(), 0, 0u64);

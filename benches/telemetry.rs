@@ -3,8 +3,8 @@
 //! The page of a large deployment (50 models, 8 classes, 100 keys) should take less than 50 ms.
 //! `tests/observability/scale.rs` bounds its series, and `metrics_page.py` measures a whole scrape.
 //!
-//! Recording a request should take about a microsecond. It is measured without an access log, with
-//! an access log, and from four threads at once.
+//! Recording a request should take about a microsecond. The program measures it without an access
+//! log, with an access log, and from four threads at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ fn record() -> Record {
     }
 }
 
-/// The time in which each of `threads` threads records `rounds` requests.
+/// The time until each of `threads` threads, all at once, has recorded `rounds` requests.
 fn together(telemetry: &Telemetry, record: &Record, threads: usize, rounds: u64) -> Duration {
     let begun = Instant::now();
     std::thread::scope(|scope| {
@@ -115,7 +115,7 @@ fn page(c: &mut Criterion) {
     }
 }
 
-/// A separate module, because the macro's function has no documentation.
+/// A separate module for the macro, because the function that it makes has no documentation.
 mod group {
     use super::*;
     criterion_group!(benches, recording, page);

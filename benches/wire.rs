@@ -1,7 +1,9 @@
-//! The cost of parsing: bodies of several sizes, and a stream of 64 events in few and many chunks.
+//! The cost of parsing bodies of several sizes, and a stream of 64 events in few and in many
+//! chunks.
 //!
-//! The whole proxy may take 72 us for an unpaced stream of 64 events, 180 us with a prompt of 400
-//! KB, of which parsing should take about 10 us and 60 us. `cargo bench --bench wire`.
+//! The whole proxy may take 72 us for an unpaced stream of 64 events, and 180 us for a prompt of
+//! 400 KB. Parsing should take about 10 us and 60 us of these. The command is `cargo bench --bench
+//! wire`.
 
 use std::hint::black_box;
 
@@ -89,7 +91,7 @@ fn meter(c: &mut Criterion) {
     }
 }
 
-/// A separate module, because the macro's public function has no documentation.
+/// A separate module for the macro, because the public function that it makes has no documentation.
 mod group {
     use super::{meter, read};
     criterion::criterion_group!(benches, read, meter);

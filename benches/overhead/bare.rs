@@ -1,10 +1,10 @@
 //! The lower bound: a proxy of pingora's `HttpServerApp` and `Connector`, without the gateway's
 //! work.
 //!
-//! It shows which part of the gateway's cost is pingora's. It writes each chunk that it reads on
-//! one side to the other side at once: the simplest correct program for the rows measured here. It
-//! copies headers to the upstream, keeps connections alive on both sides, and closes them when
-//! anything fails. It does not watch for a client that leaves, retry, time out, meter or log.
+//! It shows which part of the gateway's cost comes from pingora. It writes each chunk that it reads
+//! on one side to the other side at once, and is the simplest correct program for the rows measured
+//! here. It copies headers to the upstream, keeps connections alive on both sides, and closes them
+//! when anything fails. It does not watch for a client that leaves, retry, time out, meter or log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,8 @@ use pingora::server::{Server, ShutdownWatch};
 use pingora::services::listening::Service;
 use pingora::upstreams::peer::HttpPeer;
 
-/// Time that an upstream connection may idle: less than the 5 s after which vLLM closes it.
+/// Time that an upstream connection may be idle. It is less than the 5 s after which vLLM closes
+/// the connection.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 
 struct Bare {

@@ -1,7 +1,8 @@
 //! Mock engine: serves `/v1/chat/completions` and `/v1/completions` with bytes shaped like vLLM's.
 //!
-//! Its cost is small and constant: plain tokio sockets, and events formatted once, at the start.
-//! Responses do not depend on the prompt, so a proxied response equals a direct one byte by byte.
+//! Its cost is small and constant, because it uses plain tokio sockets and formats the events only
+//! once, at the start. Responses do not depend on the prompt, so a proxied response equals a direct
+//! one byte by byte.
 //!
 //! A request sets the pace of its response in headers, or in a text in the body, because some
 //! proxies drop headers:
@@ -46,7 +47,7 @@ const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 /// Words that content events cycle through.
 const WORDS: [&str; 8] = [" the", " gate", " opens", " and", " long", " prompts", " wait", "."];
 
-/// Counts since the engine was created; they survive when `serve` is dropped and started again.
+/// Counts since the engine was created. They go on when `serve` is dropped and started again.
 #[derive(Default, Debug)]
 pub(crate) struct Counters {
     /// Generation requests whose head and body arrived.
@@ -59,8 +60,8 @@ pub(crate) struct Counters {
     pub(crate) lost: AtomicU64,
     /// Bytes of all request bodies.
     pub(crate) body_bytes: AtomicU64,
-    /// Number of streams with a first content event, and the sum of these events' delays past the
-    /// requested time, ns: this engine causes the delays, not the proxy.
+    /// First the number of streams that have sent a first content event. Then the sum of the delays
+    /// of these events after the requested time, in ns, which this engine causes and not the proxy.
     first_late: [AtomicU64; 2],
     /// Set while the engine is being killed, so that dropped responses count as `lost`.
     pub(crate) killed: AtomicBool,
@@ -155,12 +156,12 @@ impl Frames {
         }
     }
 
-    /// Content event number `i` of `chunks`; the last one carries the finish reason.
+    /// Content event number `i` of `chunks`. The last one has the finish reason.
     fn content(&self, i: u64, chunks: u64) -> &[u8] {
         if i + 1 == chunks { &self.last } else { &self.words[i as usize % WORDS.len()] }
     }
 
-    /// The events after the content: usage if the body asks for it, and `[DONE]`.
+    /// The events after the content, which are usage if the body asks for it, and `[DONE]`.
     fn end(&self, body: &[u8], chunks: u64) -> Vec<Vec<u8>> {
         let usage = says(body, "include_usage", "true").then(|| self.usage(chunks));
         usage.into_iter().chain([frame("[DONE]")]).collect()
@@ -204,7 +205,8 @@ pub(crate) async fn serve(listener: TcpListener, counters: Arc<Counters>) {
                 let Ok((socket, _)) = accepted else { continue };
                 let (frames, counters) = (Arc::clone(&frames), Arc::clone(&counters));
                 connections.spawn(async move {
-                    // The error of a client that leaves is ignored; the counters record it.
+                    // The error means that the client has left. It is ignored, because the counters
+                    // have recorded it.
                     let _ = connection(socket, &frames, &counters).await;
                 });
             }
@@ -334,7 +336,8 @@ async fn send(socket: &mut TcpStream, request: &Request, frames: &Frames, counte
     for event in frames.end(body, pace.chunks) {
         socket.write_all(&event).await?;
     }
-    // As in vLLM, the generation has ended, so a client that leaves now aborts nothing.
+    // As in vLLM, the generation has ended at this point, so a client that leaves now aborts
+    // nothing.
     progress.1 = true;
     socket.write_all(LAST_CHUNK).await?;
     Ok(())

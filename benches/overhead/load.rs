@@ -1,5 +1,5 @@
-//! Load generator: a closed loop over raw keep-alive connections, cheap enough to share two cores
-//! with a proxy.
+//! Load generator: a closed loop over raw keep-alive connections, which takes so little CPU that it
+//! can share two cores with a proxy.
 //!
 //! Each of `--streams` tasks sends the same request again and again until all tasks together have
 //! started `--requests` requests, or until `--seconds` have passed. Times count from just before
@@ -36,7 +36,7 @@ const READ: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The most connections that `--hold` opens at once, so that no listen backlog overflows.
 const OPENING: usize = 256;
-/// Bytes of a wrong response that the result quotes.
+/// Maximum bytes of a wrong response that the result quotes.
 const KEPT: usize = 200;
 /// Kinds of failures in the result; further kinds count as `other`.
 const MAX_KINDS: usize = 16;
@@ -88,7 +88,7 @@ struct Tally {
     events: u64,
 }
 
-/// Fails only if the target cannot be reached at all.
+/// Runs the load and prints the result. Fails only if the target cannot be reached at all.
 pub(crate) async fn run(load: Load) -> anyhow::Result<()> {
     let request = build(&load);
     TcpStream::connect(&load.target).await.with_context(|| format!("cannot reach {}", load.target))?;
@@ -122,7 +122,8 @@ struct Request {
     seen: String,
 }
 
-/// The prompt is prose of varied words, so that a proxy that reads prompts has realistic work.
+/// Makes the request. The prompt is prose of varied words, so that a proxy that reads prompts has
+/// realistic work.
 fn build(load: &Load) -> Request {
     const WORDS: [&str; 12] =
         ["gate", "river", "the", "of", "a", "lock", "sluice", "opens", "2026", "slowly", "\\nand", "\\\"water\\\""];
@@ -298,7 +299,7 @@ async fn hold(load: Load, request: Request) -> anyhow::Result<()> {
                 Err(e) => (Err(e), None),
             };
             let _ = opened.send(report).await;
-            // Goes on reading, as a client would, so that the proxy can go on writing.
+            // The task goes on reading, as a client would, so that the proxy can go on writing.
             if let Some(mut socket) = socket {
                 let mut sink = [0_u8; 1024];
                 while matches!(socket.read(&mut sink).await, Ok(1..)) {}

@@ -1,5 +1,5 @@
-//! Tools with which `benches/overhead/run` compares the overhead of proxies, in one executable so
-//! that only one must be linked:
+//! Tools with which `benches/overhead/run` compares the overhead of proxies. They are in one
+//! executable, so that only one must be linked:
 //!
 //! - `engine`: responds like vLLM, at minimal cost, at the pace set by the request (`engine.rs`)
 //! - `load`: closed-loop client that times the first content and the whole response (`load.rs`)
@@ -63,7 +63,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Runs `work` on one thread, to leave the cores to the measured proxy.
+/// Runs `work` on one thread, so that the other cores are free for the measured proxy.
 fn run(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }

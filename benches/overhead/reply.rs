@@ -1,8 +1,8 @@
 //! Incremental reader of one HTTP/1.1 response, which times it and compares it with another.
 //!
-//! `feed` takes bytes as they arrive, in any split. Framing: `content-length`, `chunked`, or the
-//! end of the connection. A hash of the decoded bytes (xxh3) shows whether a response through a
-//! proxy equals a direct one, without storing either.
+//! `feed` takes bytes as they arrive, in pieces of any length. A body ends by `content-length`, by
+//! `chunked`, or with the connection. A hash of the decoded bytes (xxh3) shows whether a response
+//! through a proxy equals a direct one, without storing either.
 //!
 //! The reader counts events by their closing blank line, as vLLM frames them (`\n\n`), and does not
 //! read their content. Bound: a head of 64 KiB.
@@ -21,17 +21,17 @@ const END: usize = 14;
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum State {
     Head,
-    /// Body of known length: bytes left.
+    /// Inside a body of known length, with the number of bytes left.
     Length(u64),
-    /// Body up to the end of the connection.
+    /// Inside a body that ends with the connection.
     UntilClose,
-    /// Inside a chunk-size line: the size so far, and whether digits still count.
+    /// Inside a chunk-size line, with the size so far, and whether further digits belong to it.
     Size(u64, bool),
-    /// Inside a chunk: bytes left.
+    /// Inside a chunk, with the number of bytes left.
     Chunk(u64),
     /// Between the data of a chunk and the next size line.
     ChunkEnd,
-    /// After the last chunk: bytes of the current trailer line.
+    /// After the last chunk, with the number of bytes in the current trailer line.
     Trailer(u64),
     Done,
 }
@@ -52,15 +52,17 @@ pub(crate) struct Reply {
     /// Whether the server sent `connection: close`.
     pub(crate) close: bool,
     pub(crate) retry_after: bool,
-    /// First bytes of the body, for messages: at most `keep` of them.
+    /// The first bytes of the body, at most `keep`, for messages about a wrong response.
     pub(crate) start: Vec<u8>,
     keep: usize,
-    /// Last bytes of the body: as many as distinguish an error event from `[DONE]`.
+    /// The last bytes of the body. They are as many as are needed to tell an error event from
+    /// `[DONE]`.
     end: [u8; END],
 }
 
 impl Reply {
-    /// The beginning of a response. `keep`: how many bytes of the body are kept in `start`.
+    /// A reader before the first byte of a response. It keeps up to `keep` bytes of the body in
+    /// `start`.
     pub(crate) fn keeping(keep: usize) -> Self {
         Self {
             state: State::Head,
@@ -93,14 +95,15 @@ impl Reply {
         self.events > 0 && self.end != *b"data: [DONE]\n\n"
     }
 
-    /// The connection has ended: this completes a response that is framed by the connection.
+    /// Notes that the connection has ended, which completes a response whose body ends with the
+    /// connection.
     pub(crate) fn end(&mut self) {
         if self.state == State::UntilClose {
             self.state = State::Done;
         }
     }
 
-    /// Fails if the bytes are not an HTTP/1.1 response.
+    /// Reads further bytes. Fails if they are not an HTTP/1.1 response.
     pub(crate) fn feed(&mut self, mut input: &[u8]) -> anyhow::Result<()> {
         while !input.is_empty() {
             match self.state {

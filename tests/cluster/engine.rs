@@ -1,8 +1,9 @@
-//! An engine that counts the requests that it runs: the tests check the peak.
+//! An engine that counts the requests that it runs at once. The tests check the highest count.
 //!
-//! A gateway sees the same as from `vllm serve`: `/health`, `/v1/models`, `/metrics` and streams at
-//! `/v1/completions`. The engine has no limit. A request counts from the arrival of its head until
-//! its last token, or until its connection is found to be closed.
+//! A gateway sees the same pages and streams as from `vllm serve`: `/health`, `/v1/models`,
+//! `/metrics` and streams at `/v1/completions`. The engine has no limit of its own. A request
+//! counts from the arrival of its head until the engine has sent the last token, or until the
+//! engine finds the connection closed.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -39,7 +39,7 @@ pub(crate) enum Mood {
     Silent,
     /// It answers after this time.
     Slow(Duration),
-    /// It writes, but does not answer.
+    /// It makes the write, but does not answer.
     Forgets,
     /// It answers with text that no etcd would send.
     Garbage,
@@ -48,7 +48,7 @@ pub(crate) enum Mood {
 #[derive(Debug, Default)]
 struct State {
     revision: u64,
-    /// By key, in base64.
+    /// Value and revision of each key; the key is in base64.
     values: BTreeMap<String, (Vec<u8>, u64)>,
     mood: Mood,
 }
@@ -169,7 +169,8 @@ impl Real {
         etcd
     }
 
-    /// Starts etcd, also a second time with its data on disk, and waits until it answers.
+    /// Starts etcd and waits until it answers. A second start finds the data of the first one on
+    /// disk.
     pub(crate) async fn run(&mut self) {
         let program = std::env::var_os("SLUICE_ETCD").map_or_else(|| PathBuf::from("etcd"), PathBuf::from);
         let mut command = Command::new(program);

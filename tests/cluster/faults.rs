@@ -61,8 +61,8 @@ async fn two_processes_of_one_name_are_two_gateways_and_the_log_says_so() {
     logs(&second, "give each gateway its own cluster.name").await;
     let load = Load::on(&[first.port, second.port], 20);
     sleep(LEASE * 2).await;
-    // Read before the clients leave: the engine notices that a client left later than the gateway
-    // does.
+    // The peak is read before the clients leave, because the engine notices later than the gateway
+    // that a client has left.
     assert!((1..=ALL).contains(&engine.peak()));
     load.end().await;
 }
@@ -77,7 +77,7 @@ async fn a_newer_ledger_and_what_is_no_ledger_are_left_as_they_are() {
         logs(&gateway, part).await;
         stands(&gateway, "standing_back").await;
         assert!(!gateway.is_ready().await);
-        // After the lease the gateway admits nothing: the request waits.
+        // After the lease the gateway admits nothing, so the request waits.
         sleep(LEASE).await;
         engine.peak();
         let waiting = tokio::spawn(gateways::complete(gateway.port, 1, 5));
@@ -120,7 +120,7 @@ async fn a_request_larger_than_its_gateways_share_is_served_by_one_gateway_at_a_
     let second = start(&store, &engine, "two", "strict", "tokens = 1_000").await;
     ready(&first).await;
     ready(&second).await;
-    // Each request takes eleven of twelve slots.
+    // The request at each gateway takes eleven of the twelve slots.
     let wide = [first.port, second.port].map(|port| tokio::spawn(gateways::complete(port, 11, 20)));
     for one in wide {
         assert!(one.await.unwrap(), "{}\n{}", first.log(), second.log());

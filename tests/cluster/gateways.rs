@@ -1,7 +1,7 @@
 //! Gateways as processes, and clients that always have requests open at each of them.
 //!
-//! A gateway is `sluice serve` with a generated configuration and the log in its own folder. Every
-//! wait ends with an error after [`TIMEOUT`].
+//! A gateway is `sluice serve` with a generated configuration; both the configuration and the log
+//! are in a folder of this gateway. Every wait ends with an error after [`TIMEOUT`].
 
 use std::fs;
 use std::path::Path;
@@ -184,7 +184,8 @@ pub(crate) async fn complete(port: u16, sequences: u32, tokens: u64) -> bool {
     exchange(port, &request).await.is_some_and(|answer| answer.contains("[DONE]"))
 }
 
-/// Clients that each always have one request open; a request takes half a second to three seconds.
+/// Clients of which each always has one request open. A request takes half a second to three
+/// seconds.
 pub(crate) struct Load {
     clients: JoinSet<()>,
     served: Arc<AtomicU64>,

@@ -1,9 +1,9 @@
-//! One of several gateways leads: it is killed, frozen and resumed, and asked to stop, while
-//! clients stream.
+//! One of several gateways leads. The tests kill it, freeze and resume it, and ask it to stop,
+//! while clients stream.
 //!
-//! The clients behave like a load balancer with health checks: a new request goes to a gateway
-//! whose `/ready` is 200, and to another gateway if no byte of an answer has come. Only a stream
-//! that the killed gateway had begun is lost.
+//! The clients behave like a load balancer with health checks. They send a new request to a gateway
+//! whose `/ready` is 200, and if no byte of an answer comes, to another gateway. Only a stream that
+//! the killed gateway had begun is lost.
 
 use std::fs;
 use std::path::Path;
@@ -16,11 +16,11 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// Longer than in other tests: a gateway that gets no processor for most of its lease would lose
-/// the lead.
+/// A longer lease than in other tests, because a gateway that gets no processor for most of its
+/// lease would lose the lead.
 pub(super) const TERM_LEASE: Duration = Duration::from_secs(3);
-/// Maximum time until another gateway leads: a lease on a clock that is a tenth too slow, a round
-/// of the election, and delays of a machine under load.
+/// Maximum time until another gateway leads. It consists of a lease on a clock that is a tenth too
+/// slow, a round of the election, and delays of a machine under load.
 const SWITCH_MAX: Duration = Duration::from_secs(6);
 const KEY: &str = "sluice-ledger-leader";
 const STREAMS: usize = 12;
@@ -233,7 +233,7 @@ async fn a_killed_leader_is_followed(store: Store) {
     let counts = clients.end().await;
     let of = |count: &AtomicU64| count.load(Relaxed);
     assert_eq!(of(&counts.lost), 0, "{counts:?}\n{}", trio.logs());
-    // Streams that had begun at the killed gateway, or began while they were counted.
+    // Streams had begun at the killed gateway, some of them while they were counted.
     assert!(of(&counts.cut) <= STREAMS as u64, "{counts:?}");
     assert!(of(&counts.whole) > 20, "{counts:?}");
     let record = trio.store.value_of(KEY).await.unwrap();
@@ -294,7 +294,8 @@ async fn an_upgrade_of_the_leader_gives_the_lead_up_at_once_and_cuts_no_stream()
     sleep(Duration::from_secs(1)).await;
     let counts = clients.end().await;
     assert_eq!((counts.cut.load(Relaxed), counts.lost.load(Relaxed)), (0, 0), "{counts:?}\n{}", trio.logs());
-    // The old process gave up the lead; otherwise the new one would take it only after a lease.
+    // The old process gave up the lead. Otherwise the new process could take the lead only after a
+    // lease.
     assert_eq!(trio.logs().matches("the lead was not given up").count(), 0, "{}", trio.logs());
 }
 
@@ -419,7 +420,8 @@ async fn the_store_is_gone(store: Store) {
     sleep(TERM_LEASE).await;
     for gateway in &trio.gateways {
         assert!(!leads(gateway).await);
-        // In mode keep, one gateway stays ready: no ready gateway would be an outage.
+        // In mode keep, the last leader stays ready. If no gateway were ready, a load balancer
+        // would refuse all requests.
         assert_eq!(gateway.is_ready().await, gateway.name == first.name, "{}", gateway.name);
     }
     assert_eq!(stream(first.port, "m", 5).await, Ended::Whole);

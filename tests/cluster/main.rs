@@ -1,11 +1,11 @@
-//! Several gateways as processes in front of engines that count their requests: the limit holds for
-//! all gateways together, through kills, frozen processes and a store that is gone. When the store
-//! is back, the gateways use the limit in full again.
+//! Several gateways as processes in front of engines that count their requests. The limit holds for
+//! all gateways together, even if gateways are killed or frozen, or the store is gone. When the
+//! store is back, the gateways use the full limit again.
 //!
 //! The store is a small part of etcd in this process, so that `cargo test` needs no etcd. With a
-//! real one (`apt-get install etcd-server`, or the program in `SLUICE_ETCD`):
-//! `cargo test --test cluster -- --ignored --nocapture real_etcd`. `SLUICE_BIN` is another program
-//! under test than the debug build.
+//! real one (`apt-get install etcd-server`, or the program in `SLUICE_ETCD`): `cargo test --test
+//! cluster -- --ignored --nocapture real_etcd`. `SLUICE_BIN` names a program to test in place of
+//! the debug build.
 
 mod engine;
 mod etcd;
@@ -126,8 +126,8 @@ impl World {
         assert!(peaks.iter().all(|peak| *peak <= most), "{what}: {peaks:?} above {most}");
     }
 
-    /// Checks that the other gateways use the share of a lost gateway: some of it under load, all
-    /// of it at the latest after a pause without new requests.
+    /// Checks that the other gateways use the share of a lost gateway. Under load they may use only
+    /// a part of it, but after a pause without new requests they use all of it.
     async fn recovers(&self, what: &str, load: &Load) {
         let (begun, mut most) = (Instant::now(), 0);
         while begun.elapsed() < LEASE * 4 && most < 2 * ALL {
@@ -176,8 +176,8 @@ impl World {
 
 const ALL: i64 = SLOTS as i64;
 
-/// A gateway is killed, another is frozen and resumed, the store is gone and comes back, a third
-/// gateway stops, all with more clients than slots.
+/// The limits hold while there are more clients than slots: a gateway is killed, another is frozen
+/// and resumed, the store is gone and comes back, and at last a gateway stops.
 async fn limits_hold(mode: &'static str, store: Store) {
     let mut world = World::start(mode, store).await;
     let load = Load::on(&world.ports(), CLIENTS);
@@ -196,11 +196,11 @@ async fn limits_hold(mode: &'static str, store: Store) {
     eprintln!("{mode}: {:.1?} since the SIGKILL", killed.elapsed());
     world.check("a gateway was killed", ALL);
 
-    // In mode keep, a resumed gateway may exceed the limit by its last share, which the others have
-    // meanwhile taken back.
+    // In mode keep, a resumed gateway goes on with its last share, which the others have meanwhile
+    // taken. So the limit may be exceeded by this share.
     let last = i64::try_from(world.gateways[1].share().await).unwrap();
     world.gateways[1].signal(Signal::SIGSTOP);
-    // Its requests run to their end; the kernel keeps their tokens for it.
+    // Meanwhile the engines end the requests of this gateway, and the kernel keeps their tokens.
     sleep(LEASE * 2).await;
     world.recovers("a gateway was stopped", &load).await;
     world.check("a gateway was stopped", ALL);

@@ -1,4 +1,4 @@
-//! The gateway that leads restarts engines that all gateways use.
+//! The gateway that leads restarts engines that all gateways use for requests.
 //!
 //! No gateway loses a stream to a planned restart, and an engine is not stopped while a frozen
 //! gateway may still send requests to it.
@@ -18,8 +18,7 @@ fn pool_of(backends: [String; 2]) -> String {
     format!("[[model]]\nname = \"n\"\n[[pool]]\nname = \"q\"\nmodels = [\"n\"]\nslots = 64\n{}", backends.concat())
 }
 
-/// The folder of a test whose engines outlive their gateways; the engines are killed when it is
-/// dropped.
+/// The folder of a test whose engines outlive their gateways. Dropping it kills the engines.
 struct Folder(TempDir);
 
 impl Folder {
@@ -73,7 +72,7 @@ async fn state(gateway: &Gateway, engine: &str) -> String {
 }
 
 async fn is_used(gateway: &Gateway, engine: &str) -> bool {
-    // In probation, the first requests decide about an engine that was away.
+    // An engine that was away is in probation until its first requests have succeeded.
     matches!(&*state(gateway, engine).await, "ready" | "probation")
 }
 

@@ -1,8 +1,8 @@
 //! Ports for servers that tests start as processes; no port is returned twice.
 //!
-//! The operating system may give any free ephemeral port to an outgoing connection, so these lie
-//! below the ephemeral range. A lock file per port keeps concurrent test programs from choosing the
-//! same port.
+//! The operating system may give any free ephemeral port to an outgoing connection, so the ports of
+//! this module lie below the ephemeral range. A lock file per port keeps concurrent test programs
+//! from choosing the same port.
 
 use parking_lot::Mutex;
 use std::fs::File;
@@ -26,8 +26,8 @@ pub(crate) fn free_port() -> u16 {
         let step = NEXT.fetch_add(1, Ordering::Relaxed) as usize;
         let port = PORTS.start + ((begin + step) % PORTS.len()) as u16;
         let lock = File::options().create(true).append(true).open(folder.join(port.to_string())).unwrap();
-        // A connection, not a listener, tests the port: every process that another thread starts
-        // meanwhile would inherit the listener for a moment.
+        // The test connects to the port and does not listen on it, because every process that
+        // another thread starts meanwhile would inherit a listener for a moment.
         let is_free =
             || TcpStream::connect(("127.0.0.1", port)).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
         if lock.try_lock().is_ok() && is_free() {

@@ -1,7 +1,7 @@
 //! The program under test.
 //!
-//! The same test also measures or checks another build: `SLUICE_BIN` names it, for example a
-//! release build.
+//! If `SLUICE_BIN` names another program, such as a release build, the same tests check or measure
+//! that program.
 
 use std::path::PathBuf;
 

@@ -13,8 +13,8 @@ use tokio::process::{Child, Command};
 
 use crate::program::binary;
 
-/// Starts a gateway with these further arguments. It is killed when the child is dropped. Programs
-/// in the folder `bin` come first.
+/// Starts a gateway with these further arguments. It is killed when the child is dropped. The
+/// gateway finds programs in the folder `bin` before programs of the same name elsewhere.
 pub(crate) fn serve(folder: &Path, arguments: &[&str]) -> anyhow::Result<Child> {
     let log = File::options().create(true).append(true).open(folder.join("log"))?;
     let mut command = Command::new(binary());

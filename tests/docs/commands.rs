@@ -1,9 +1,9 @@
 //! Commands that pages show, parsed with the definitions of the command line.
 //!
-//! In a block (`sh`, `console`) a command must be complete. In a line of text it may describe a
-//! form, as in `sluice backend logs NAME [-f]`, but its subcommand and its flags must exist. The
-//! flags of `sluice sim` are parsed as flags of `vllm serve`, apart from the simulator's own flags,
-//! which `--help` lists.
+//! In a block (`sh`, `console`) a command must be complete. In a line of text a command may have
+//! placeholders, as in `sluice backend logs NAME [-f]`, but its subcommand and its flags must
+//! exist. The flags of `sluice sim` are parsed as flags of `vllm serve`, apart from the simulator's
+//! own flags, which `--help` lists.
 
 use std::process::Command;
 
@@ -90,7 +90,7 @@ fn fault(words: &[String], sim_help: &str) -> Option<String> {
 /// The fault of a command in a line of text: a subcommand or a flag that does not exist.
 fn fault_of_mention(words: &[String], sim_help: &str) -> Option<String> {
     let mut command = Cli::command();
-    // Adds the global flags and `help`, which are looked up below.
+    // `build` adds the global flags and `help`, which the code below looks up.
     command.build();
     let (mut command, mut is_path) = (&command, words.get(1).is_none_or(|name| name != "help"));
     for word in words[1..].iter().take_while(|word| !word.starts_with('[')) {

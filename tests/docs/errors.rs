@@ -1,9 +1,9 @@
 //! The page about errors has exactly one section for every code that the program uses, and every
 //! message.
 //!
-//! Codes come from the program where it has lists of them, and from the sources of the admin API,
-//! where they stand next to their status. Messages come from the sources, with the names of their
-//! values in braces.
+//! The codes come from the lists that the program has, and from the source text of the admin API,
+//! where a code stands next to its status. The messages come from the source text, with the names
+//! of their values in braces.
 
 use std::collections::BTreeSet;
 use std::fs;

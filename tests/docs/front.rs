@@ -17,7 +17,7 @@ const FIRST_COMMAND_WORDS: usize = 120;
 const PARAGRAPH_WORDS: usize = 80;
 /// Maximum number of words on a page of measurements, with code and tables.
 const MEASUREMENT_WORDS: usize = 1_000;
-/// Maximum number of words in an entry of the changelog: two lines.
+/// Maximum number of words in an entry of the changelog, about two lines.
 const ENTRY_WORDS: usize = 45;
 /// Maximum size of a picture in bytes, so that the README loads at once.
 const PICTURE_BYTES: u64 = 200 << 10;

@@ -19,7 +19,7 @@ fn of_kind(kind: &str) -> Value {
     documents().into_iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"))
 }
 
-/// The configuration with a listed backend in place of pods.
+/// The same configuration, but with a listed backend in place of pods.
 fn with_a_backend(text: &str) -> String {
     let (before, _) = text.split_once("[pool.kubernetes]").expect("pods");
     format!("{before}[[pool.backend]]\nname = \"a\"\nurl = \"http://a:1\"\n")
@@ -50,8 +50,8 @@ fn the_sample_for_kubernetes_fits_the_gateway() {
         assert_eq!(container[probe]["httpGet"]["path"], path);
         assert_eq!(container[probe]["httpGet"]["port"], "http");
     }
-    // Kubernetes kills the container after the grace period. A pod that is not ready gets no
-    // requests after a few probes.
+    // Kubernetes kills the container after the grace period. It sends requests to a pod until a few
+    // probes have failed.
     let probe = |field: &str| container["readinessProbe"][field].as_u64().unwrap();
     let noticed = probe("periodSeconds") * probe("failureThreshold");
     assert!(config.server.lame_duck.as_secs() > noticed, "{:?} is too short", config.server.lame_duck);

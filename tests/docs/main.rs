@@ -2,8 +2,8 @@
 //! accepted, every error has a section, and the README is short.
 //!
 //! [`page`] reads as much Markdown as the rules need. Each rule is a function from pages to
-//! complaints, as in `tests/tidy`: it runs on the tree, where it must find nothing, and on a bad
-//! page, where it must find something.
+//! complaints, as in `tests/tidy`. A test runs it on the pages of the repository, where it must
+//! find nothing, and on a bad page, where it must find something.
 
 mod commands;
 mod continued;

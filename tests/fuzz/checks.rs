@@ -20,8 +20,9 @@ pub(crate) type Check = fn(&[u8]);
 pub(crate) const ALL: [(&str, Check); 6] =
     [("request", request), ("multipart", form), ("sse", sse), ("config", config), ("metrics", metrics), ("log", log)];
 
-/// A body on any JSON route: if serde accepts it as an object and the gateway reads it, both find
-/// the same model, and an edited body is still JSON, with the new name.
+/// A body on any JSON route. If serde accepts the body as an object and the gateway can read it,
+/// both find the same model. If the gateway then replaces the model's name, the body is still JSON
+/// and has the new name.
 pub(crate) fn request(body: &[u8]) {
     let tree = serde_json::from_slice::<Value>(body).ok().filter(Value::is_object);
     for route in Route::ALL {
@@ -36,7 +37,8 @@ pub(crate) fn request(body: &[u8]) {
     }
 }
 
-/// A form whose boundary is `x`: if it names a model, the edited form is read with the new model.
+/// A form whose boundary is `x`. If it names a model, the gateway reads the new model from the
+/// edited form.
 pub(crate) fn form(body: &[u8]) {
     let content_type = "multipart/form-data; boundary=x";
     for route in Route::ALL {
@@ -51,8 +53,8 @@ pub(crate) fn form(body: &[u8]) {
     }
 }
 
-/// A stream; the first byte sets the length of its pieces. Without stripping the bytes do not
-/// change, and neither bytes nor measurements depend on the split.
+/// A stream in pieces, whose length the first byte sets. Without stripping the bytes do not change.
+/// Neither bytes nor measurements depend on the pieces.
 pub(crate) fn sse(input: &[u8]) {
     let Some((first, stream)) = input.split_first() else { return };
     let now = Instant::now();
@@ -77,8 +79,8 @@ fn metered(dialect: Dialect, strip: Strip, pieces: &[&[u8]], now: Instant) -> (V
     (out, meter.stats())
 }
 
-/// A configuration file: a valid one is printed as a file that is valid and prints the same; an
-/// invalid one has an error message.
+/// A configuration file. A valid file is printed as a file that is valid too, and this file prints
+/// as itself. An invalid file gets an error message.
 pub(crate) fn config(text: &[u8]) {
     let Ok(text) = std::str::from_utf8(text) else { return };
     let around = Surroundings { env: &|_| None, folder: "/nonexistent".into(), machine: Machine::with_cores(2) };
@@ -105,8 +107,8 @@ pub(crate) fn metrics(page: &[u8]) {
     assert!(seen.samples <= page.lines().count());
 }
 
-/// A log of an engine: the phase of the start never goes back, and the length of a failure's cause
-/// is bounded.
+/// A log of an engine. While the gateway reads it, the phase of the start never goes back, and the
+/// text of a failure's cause is bounded.
 pub(crate) fn log(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     let lines: Vec<&str> = text.lines().collect();

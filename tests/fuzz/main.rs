@@ -1,8 +1,7 @@
-//! Replays the corpus: inputs that fuzzing found, and one for each failure that it found, run
-//! through the same checks.
+//! Replays the corpus of fuzzing through the checks.
 //!
-//! `corpus/NAME/` has the inputs of the check NAME. How to fuzz, and how inputs are added:
-//! `.github/CONTRIBUTING.md`.
+//! `corpus/NAME/` has the inputs of the check NAME, with one for each failure that fuzzing found.
+//! `.github/CONTRIBUTING.md` describes how to fuzz and how to add inputs.
 
 mod checks;
 

@@ -1,7 +1,7 @@
 //! The access log: lines of refused requests, and rotation.
 //!
-//! A refused request has its path or model in the log, bounded and escaped. SIGUSR1 opens the log
-//! and the records again.
+//! The line of a refused request has the path or the model, which are bounded and escaped. SIGUSR1
+//! opens the log and the records again.
 
 use serde_json::Value;
 use sluice_sim::{Profile, SimConfig};
@@ -111,8 +111,8 @@ async fn sigusr1_opens_the_access_log_and_the_records_anew_and_does_not_end_the_
     std::fs::rename(&records, &moved).unwrap();
     program.signal(nix::sys::signal::SIGUSR1);
     program.line("are opened anew").await;
-    // The files must exist before the next line is written, so that rotation need not wait for a
-    // request.
+    // The new files must exist before the next line is written, so that a rotation need not wait
+    // for a request.
     eventually("the new files are there", async || path.exists() && records.exists()).await;
     request(&program).await;
     access_log(&path, 1).await;
@@ -126,7 +126,7 @@ async fn sigusr1_opens_the_access_log_and_the_records_anew_and_does_not_end_the_
 async fn sigusr1_is_harmless_without_an_access_log_and_from_the_first_moment_on() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("sluice.toml");
-    // The program opens its configuration first and waits for a writer of this pipe, so the test
+    // The configuration is a pipe. The program opens it first and waits for a writer, so the test
     // knows that the program has begun.
     assert!(std::process::Command::new("mkfifo").arg(&config).status().unwrap().success());
     let text = one_pool(&["http://127.0.0.1:9".to_owned()]);

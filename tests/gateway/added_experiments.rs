@@ -1,7 +1,7 @@
 //! Experiments that are created, replaced and removed through the admin API while requests run.
 //!
-//! An added experiment survives a restart, and is kept while it does not fit the file. A change
-//! that is invalid or cannot be saved changes nothing.
+//! An added experiment survives a restart. It is kept, but not active, while it does not fit the
+//! file. An order that is invalid or cannot be saved changes nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::commands::run;
 use crate::engine::Engine;
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// A gateway with a file: models `m` and `lora` on two backends, and an experiment of the file for
+/// A gateway with a file, which has models `m` and `lora` on two backends, and an experiment for
 /// requests of model `lora`.
 struct Gateway {
     gateway: TestGateway,
@@ -274,7 +274,7 @@ async fn a_change_that_cannot_be_saved_is_refused_and_changes_nothing() {
     let gateway = start(&engines, folder.path()).await;
     assert_eq!(gateway.put("x", &experiment()).await.status(), 200);
     let arms = gateway.arms().await;
-    // A folder at the path of the draft prevents the file from being written.
+    // A folder at the path of the temporary file prevents the gateway from writing this file.
     let draft = folder.path().join("state/added_experiments.json.tmp");
     std::fs::create_dir(&draft).unwrap();
     let mut other = experiment();

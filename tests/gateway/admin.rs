@@ -1,5 +1,5 @@
 //! The admin port: which clients may use it, which changes they may make, and how long they can
-//! hold it.
+//! keep its connections.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::test_gateway::{TestGateway, eventually, one_pool};
 
 /// The URL of a backend at which no server listens.
 const NO_ENGINE: &str = "http://127.0.0.1:9";
-/// Maximum duration of a shutdown without requests, with any number of admin connections: 2 s for
-/// the connections and as much again.
+/// Maximum duration of a shutdown without requests, with any number of admin connections: twice the
+/// 2 s that these connections have to end.
 const STOP: Duration = Duration::from_secs(4);
 
 async fn gateway(sets: &[&str]) -> TestGateway {
@@ -57,7 +57,7 @@ async fn a_page_whose_name_resolves_to_this_machine_can_use_nothing() {
         assert_eq!(refusal(&response), (403, "unknown_host".to_owned()), "{line}");
         assert!(response.text().contains("[admin] hosts = [\\\"evil.example\\\"]"), "{}", response.text());
     }
-    // `/health` accepts any host: probes use many names, and the response reveals nothing.
+    // `/health` accepts any host, because probes use many names and the response reveals nothing.
     assert_eq!(send(&gateway, as_page("GET /health")).await.status(), 200);
     gateway.stop().await;
 }
@@ -105,8 +105,8 @@ async fn a_restart_changes_no_flag_that_can_load_code_unless_the_file_allows_it(
             "{text}"
         );
     }
-    // These flags are accepted; the restart is refused later, since another program runs the
-    // engine.
+    // The check of flags accepts these. The restart is refused later, because another program runs
+    // the engine.
     for sets in [
         &["max-num-seqs=8", "gpu_memory_utilization=0.8", "no-enable-prefix-caching=true"][..],
         &["chat-template=/srv/x.jinja"],
@@ -133,13 +133,13 @@ async fn idle_connections_keep_neither_probes_nor_scrapes_out() {
     assert_eq!(timeout(STOP, gateway.stop()).await, Ok(true), "the idle connections held up the shutdown");
 }
 
-/// A connection that requests far more than its buffers hold, and reads nothing.
+/// A connection that requests far more than its buffers can hold, and reads nothing.
 async fn never_reads(gateway: &TestGateway) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
     let mut socket = socket.connect(gateway.admin()).await.unwrap();
     let requests = get("/metrics").repeat(1_000);
-    // The requests that do not fit now are sent while the gateway writes.
+    // It suffices to send as many requests as fit into the socket.
     let _ = timeout(Duration::from_millis(200), socket.write_all(requests.as_bytes())).await;
     timeout(TIMEOUT, socket.readable()).await.unwrap().unwrap();
     socket

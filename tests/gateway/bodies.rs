@@ -80,7 +80,7 @@ async fn bytes_of_an_incomplete_event_are_not_held_back() {
 async fn a_stream_cut_at_every_byte_comes_out_the_same() {
     let text = event("héllo") + ": comment\r\n\r\n" + &event("[DONE]") + &ending();
     let bytewise: String = text.bytes().map(|byte| format!("1\r\n{}\r\n", byte as char)).collect();
-    // Cut between bytes, not characters.
+    // Each chunk has one byte, even within a character.
     let bytewise: Vec<u8> = bytewise.chars().map(|c| u8::try_from(u32::from(c)).unwrap()).collect();
     let steps = vec![send(STREAM), Step::Bytewise(bytewise), send(LAST)];
     let engine = Engine::always(steps).await;

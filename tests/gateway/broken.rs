@@ -1,13 +1,13 @@
 //! Engines that misbehave.
 //!
-//! The client gets an honest error or an honestly broken stream, never a fake end, and the gateway
-//! holds nothing afterwards.
+//! The client gets an error or a stream that is visibly broken, never a stream that looks complete.
+//! Afterwards the gateway holds no resources of the request.
 
 use crate::client::{CHAT, STREAMED, chat};
 use crate::engine::{COMPLETION, Engine, LAST, STREAM, Step, chunk, completion, ending, event, json, send};
 use crate::test_gateway::{TestGateway, eventually};
 
-/// The engine is never ejected, so every request reaches it.
+/// A gateway over one engine, which the gateway never ejects, so every request reaches it.
 async fn over(steps: Vec<Step>) -> (Engine, TestGateway) {
     let engine = Engine::always(steps).await;
     let gateway = TestGateway::over(&[engine.url()], &["health.failures=1000", "timeouts.idle=2s"]).await;
@@ -161,7 +161,7 @@ async fn a_stalled_stream_ends_with_an_error_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_with_done_is_complete_even_if_its_framing_is_not() {
-    // `[DONE]` was sent; only the last chunk is missing.
+    // The engine sends `[DONE]`, but not the last chunk.
     let text = event("one") + &ending();
     let (_engine, gateway) = over(vec![send(STREAM.to_owned() + &chunk(&text)), Step::Close]).await;
     let response = gateway.request(chat(STREAMED)).await;
@@ -218,8 +218,8 @@ async fn one_huge_chunk_passes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_response_sent_before_the_engine_has_read_the_prompt_reaches_the_client() {
-    // The engine refuses 2 MB from the head alone, and closes: the client must get this response,
-    // not a broken pipe.
+    // The engine refuses 2 MB after it has read only the head, and closes. The client must get this
+    // response, not a broken pipe.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let serving = tokio::spawn(async move {
@@ -234,7 +234,8 @@ async fn a_response_sent_before_the_engine_has_read_the_prompt_reaches_the_clien
                 let body = r#"{"error":{"message":"too long","type":"x","param":null,"code":400}}"#;
                 let response = crate::engine::response(400, "application/json", body.as_bytes());
                 socket.write_all(&response).await.unwrap();
-                // The rest is read, so that closing does not reset the connection.
+                // The engine reads the rest, so that closing the socket does not reset the
+                // connection.
                 while socket.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
             }
         }

@@ -193,7 +193,8 @@ async fn what_no_page_asks_for_is_as_before_and_the_admin_port_has_no_such_heade
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
     let response = gateway.request(chat(CHAT)).await;
     assert!(response.head.headers.iter().all(|(name, _)| !name.starts_with("access-control-") && name != "vary"));
-    // An OPTIONS request that is no preflight is refused like any other method.
+    // An OPTIONS request that is no preflight is refused like any method that the path does not
+    // take.
     for headers in ["", "origin: https://a.example\r\n", "access-control-request-method: POST\r\n"] {
         let request = format!("OPTIONS /v1/completions HTTP/1.1\r\nhost: gate\r\n{headers}\r\n");
         gateway.request(request).await.is(405, "method_not_allowed");

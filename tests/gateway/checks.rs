@@ -1,7 +1,7 @@
 //! `sluice check` agrees with `sluice serve` and with a reload.
 //!
-//! Each of them refuses the same configurations with the same words. The only exception: a file
-//! that is denied to the user who runs the check is a remark.
+//! All three refuse the same configurations with the same words. There is one exception: a file
+//! that the user of the check may not read is a warning of the check, not an error.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -13,7 +13,8 @@ use crate::ports::free_port;
 use crate::stop::Program;
 use crate::test_gateway::{TestGateway, eventually};
 
-/// The engine is this program as a simulator; `table` ends its `launch` table.
+/// A configuration with one engine, which `command` starts (usually this program as a simulator).
+/// `table` is the rest of the `launch` table.
 fn configuration(state: &Path, command: &str, table: &str) -> String {
     format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[fleet]\nstate = {state:?}\n\
@@ -146,13 +147,13 @@ async fn files_and_folders_that_a_start_would_fail_at_are_named() {
     assert!(served.contains("fleet.state: "), "{served}");
 }
 
-/// A copy of the program that every user can run, and a user to whom a file without any permission
-/// is denied (`None`: the current user).
+/// A copy of the program that every user can run, and a user who may not read a file without any
+/// permission. `None` is the current user.
 fn another_user(folder: &Path) -> (std::path::PathBuf, Option<u32>) {
     let program = folder.join("sluice");
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::copy(env!("CARGO_BIN_EXE_sluice"), &program).unwrap();
-    // Root is denied no file, so another user must run the program.
+    // Root may read every file, so another user must run the program.
     (program, (std::fs::metadata("/proc/self").unwrap().uid() == 0).then_some(65_534))
 }
 

@@ -1,6 +1,7 @@
 //! A client that sends exactly the bytes of a test and parses responses strictly.
 //!
-//! Every wait is limited by [`TIMEOUT`]; the panic message contains what had been read by then.
+//! Every wait is limited by [`TIMEOUT`]. The message of the panic has the bytes that were read by
+//! then.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -117,7 +118,7 @@ impl TestClient {
         self
     }
 
-    /// Sends bytes; returns an error when the gateway has closed.
+    /// Sends bytes. Returns an error if the gateway has closed the connection.
     pub(crate) async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
         timeout(TIMEOUT, self.socket.write_all(bytes.as_ref())).await.expect("the gateway does not read")
     }
@@ -156,8 +157,8 @@ impl TestClient {
             }
             true
         };
-        // The response is read only afterwards, as by a client that does not expect an early
-        // response.
+        // The client reads the response only after sending, because many clients do not expect an
+        // early response.
         let sent = timeout(TIMEOUT, sending).await.expect("the gateway does not read");
         let mut unread = unread;
         let mut whole = None;
@@ -177,7 +178,7 @@ impl TestClient {
         }
     }
 
-    /// The head of the next response, as soon as it has arrived.
+    /// Waits for the head of the next response, and not for the body.
     pub(crate) async fn head(&mut self) -> Head {
         loop {
             if let Some((head, length)) = parse_head(&self.unread) {
@@ -200,7 +201,7 @@ impl TestClient {
         }
     }
 
-    /// Reads until this many events have begun, without consuming them.
+    /// Reads until this many events of a stream have begun, without consuming them.
     pub(crate) async fn until_events(&mut self, events: usize) {
         while self.unread.windows(6).filter(|window| window == b"data: ").count() < events {
             assert!(self.read().await, "closed before {events} events");
@@ -257,8 +258,8 @@ fn parse_head(bytes: &[u8]) -> Option<(Head, usize)> {
     Some((Head { status, headers }, end + 4))
 }
 
-/// The response at the front of `bytes` and its length; at the `end` of the connection also an
-/// incomplete response.
+/// The response at the front of `bytes`, and its length in bytes. `None` for an incomplete
+/// response, unless the connection has ended (`end`).
 fn parse(bytes: &[u8], end: bool) -> Option<(Response, usize)> {
     let (head, start) = parse_head(bytes)?;
     let rest = &bytes[start..];
@@ -277,7 +278,8 @@ fn parse(bytes: &[u8], end: bool) -> Option<(Response, usize)> {
     (whole || end).then_some((Response { head, body, whole }, start + used))
 }
 
-/// The body decoded so far, the bytes used, and whether the last chunk was there.
+/// The body as far as it can be decoded, the number of bytes used for it, and whether the last
+/// chunk was among them.
 fn dechunk(bytes: &[u8]) -> (Vec<u8>, usize, bool) {
     let (mut body, mut at) = (Vec::new(), 0);
     while let Some(line) = bytes[at..].windows(2).position(|window| window == b"\r\n") {

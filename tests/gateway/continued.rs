@@ -1,8 +1,9 @@
-//! Streams survive their engine: two simulated engines, one of which is killed, stopped or drained
-//! under streams.
+//! Streams survive their engine: of two simulated engines, one is killed, stopped or drained while
+//! it sends streams.
 //!
-//! Simulated engines with one seed give the same answer to the same prompt, so a continued answer
-//! must equal the uninterrupted one: text, usage, finish reason, and one id.
+//! Simulated engines with the same seed give the same answer to the same prompt. So a continued
+//! answer must equal the uninterrupted one in text, usage and finish reason, and it must have one
+//! id.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ const FLAGS: &[&str] = &["--sim-startup", "0", "--served-model-name", "m", "--ma
 /// A tokenizer with characters of several bytes.
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny");
 const ON: &str = "retry.continue=failures";
-/// Events that each client has before the engine fails.
+/// Events that each client has received before the engine fails.
 const BEGUN: usize = 8;
 
 #[derive(Debug, PartialEq)]
@@ -30,7 +31,7 @@ struct Answer {
     done: bool,
 }
 
-/// Reads a response; also returns the ids in the events.
+/// Reads the answer and the ids from the events of a response.
 fn answer(response: &Response) -> (Answer, BTreeSet<String>) {
     let text = response.text();
     let mut answer = Answer {
@@ -56,9 +57,9 @@ fn answer(response: &Response) -> (Answer, BTreeSet<String>) {
     (answer, ids)
 }
 
-/// Requests of both routes, of which some end by themselves and some at their limit. With a
-/// tokenizer there are no completions: the simulator can continue a completion only if tokens are
-/// synthetic.
+/// Chats and completions, of which some end by themselves and some at `max_tokens`. For a model
+/// with a tokenizer there are only chats, because the simulator can continue a completion only if
+/// the tokens are synthetic.
 fn requests(model: &str) -> Vec<Vec<u8>> {
     let options = json!({"include_usage": true});
     let chat = |number: u32| {
@@ -75,7 +76,7 @@ fn requests(model: &str) -> Vec<Vec<u8>> {
     (0..6).map(chat).chain((0..completions).map(completion)).collect()
 }
 
-/// When every client has [`BEGUN`] events, `fails` is called.
+/// Sends the requests, and calls `fails` when every client has [`BEGUN`] events.
 async fn answers(gateway: &TestGateway, requests: &[Vec<u8>], fails: impl AsyncFnOnce()) -> Vec<Response> {
     let mut clients: Vec<TestClient> = Vec::new();
     for request in requests {
@@ -103,7 +104,7 @@ enum Fate {
 async fn whole_after(model: &str, sets: &[&str], fate: Fate) -> (Vec<Answer>, TestGateway) {
     let engines = [Sim::serving(model, FLAGS), Sim::serving(model, FLAGS)];
     let urls = engines.each_ref().map(|engine| format!("http://{}", engine.address()));
-    // With usage in each event, tokens that share an event are counted too.
+    // With usage in each event, the gateway's count is exact even if several tokens share an event.
     let own = ["pool.only.policy=round_robin", "health.probe_interval=1h", "pool.only.usage=continuous", ON];
     let sets = [&own[..], sets].concat();
     let gateway = TestGateway::over(&urls, &sets).await;
@@ -177,7 +178,7 @@ async fn a_stream_that_cannot_be_continued_ends_with_an_error_and_the_reason_is_
     let body = json!({"model": "m", "stream": true, "seed": 7, "max_tokens": 2_000, "ignore_eos": true,
         "messages": [{"role": "user", "content": "hi"}]});
     let request = post("/v1/chat/completions", "", body.to_string().as_bytes());
-    // Both engines, because the gateway may have chosen either.
+    // The test kills both engines, because the gateway may have chosen either.
     let fails = async || engines.iter().for_each(|engine| engine.signal(Signal::SIGKILL));
     let responses = answers(&gateway, &[request], fails).await;
     let text = responses[0].text();

@@ -1,6 +1,6 @@
 //! Counts in the metrics.
 //!
-//! Tokens are counted of every stream, latencies only of requests that generate.
+//! The gateway counts tokens for every stream, but latencies only for requests that generate.
 
 use crate::client::{CHAT, STREAMED, chat, post};
 use crate::engine::{Engine, Step, json, response};
@@ -34,7 +34,7 @@ async fn a_stream_of_two_sequences_counts_its_tokens_although_it_reports_none() 
     let gateway = TestGateway::over(&[engine.url()], &["pool.only.usage=final"]).await;
     let body = STREAMED.replacen('{', "{\"n\":2,", 1);
     assert_eq!(gateway.request(chat(&body)).await.body, stream);
-    // As many tokens as vLLM reported for the same request with usage.
+    // vLLM reported 24 tokens for the same request with usage.
     gateway.counts("sluice_generation_tokens_total", "", 24.0).await;
     assert!(gateway.metric("sluice_prompt_tokens_total", &[]).await > 0.0);
     gateway.settled().await;

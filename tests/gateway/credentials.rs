@@ -1,6 +1,6 @@
 //! Clients that send several credentials.
 //!
-//! Any valid credential counts, and none is passed to the engine.
+//! A request is accepted if any of its credentials is valid, and the engine gets none of them.
 
 use crate::client::{CHAT, post};
 use crate::engine::{Engine, completion};

@@ -57,7 +57,7 @@ async fn whatever_outlives_the_drain_timeout_gets_an_error_and_not_only_a_closed
     eventually("the engine is left", async || engine.left() == 3).await;
 }
 
-/// A client that does not read gets no error, and must not delay the stop.
+/// A client that does not read cannot get an error. It must not delay the stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_does_not_hold_up_the_cut() {
     let flood = chunk(&event(&"x".repeat(8_000)));

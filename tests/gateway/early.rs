@@ -12,7 +12,7 @@ use crate::test_gateway::{TestGateway, eventually};
 
 const REFUSAL: &str = r#"{"error":{"message":"no","type":"x","param":null,"code":401}}"#;
 
-/// A prompt of this many bytes does not fit the gateway's send buffer (4 MiB by default,
+/// Bytes of a large prompt: more than fit into the gateway's send buffer (4 MiB by default,
 /// `net.ipv4.tcp_wmem`) and a hasty engine's receive buffer together.
 const LARGE: usize = 6 << 20;
 
@@ -21,8 +21,8 @@ fn large() -> Vec<u8> {
     chat(&format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{prompt}"}}]}}"#))
 }
 
-/// A gateway that writes until the engine closes the connection would lose the response. A prompt
-/// that fits the socket buffers does not show this.
+/// If the gateway wrote until the engine closes the connection, it would lose the response. A
+/// prompt that fits into the socket buffers would not show this fault.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_before_the_body_was_read_reaches_the_client_and_is_no_failure_of_the_backend() {
     let refusal = |status| Step::Send(response(status, "application/json", REFUSAL.as_bytes()));
@@ -144,7 +144,8 @@ async fn stale_connections_do_not_multiply_the_deliveries_of_a_request() {
     }
 }
 
-/// A request that does not fit the socket shows a stale connection while it is being written.
+/// If a request does not fit into the socket buffers, the gateway finds a stale connection while it
+/// still writes the request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_request_that_meets_a_stale_connection_is_no_failure_of_the_backend() {
     let used = Mutex::new(HashSet::new());

@@ -1,4 +1,5 @@
-//! Answers of one engine after which another one serves the request, over sockets.
+//! Answers of one engine after which the gateway lets another engine serve the request, over
+//! sockets.
 
 use crate::client::{CHAT, chat, get};
 use crate::engine::{COMPLETION, Engine, Step, completion, response};

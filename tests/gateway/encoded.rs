@@ -1,7 +1,7 @@
 //! Compressed request bodies.
 //!
-//! The engine gets them uncompressed. A body that lies about its coding, or is a decompression
-//! bomb, is refused.
+//! The engine gets the bodies uncompressed. The gateway refuses a body that is not in the declared
+//! coding, and a decompression bomb.
 
 use std::io::Write;
 

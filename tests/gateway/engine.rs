@@ -1,9 +1,9 @@
 //! A scripted engine: it sends exactly the bytes that a test lists.
 //!
 //! It responds to the gateway's own requests (`/health`, `/v1/models`, `/metrics`) without a
-//! script. Every other request is recorded and then served by the steps that the test's script
-//! returns for the number of the request. While a step waits, the connection is watched: a gateway
-//! that closes it is counted at once, as vLLM would abort.
+//! script. Every other request is recorded and then served by steps, which the test's script
+//! returns for the number of the request. While a step waits, the engine watches the connection. If
+//! the gateway closes it, the engine counts this at once, as vLLM would abort the request.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,21 +17,23 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// Receive buffer of a hasty engine's socket, bytes; the kernel doubles it.
+/// Requested size of the receive buffer of a hasty engine's socket, in bytes. The kernel doubles
+/// it.
 const UNREAD: u32 = 64 << 10;
 
 #[derive(Clone)]
 pub(crate) enum Step {
     Send(Vec<u8>),
-    /// Send these bytes one at a time, each in a separate write.
+    /// Send these bytes in writes of one byte.
     Bytewise(Vec<u8>),
     /// Send these bytes repeatedly until the gateway closes the connection.
     Endlessly(Vec<u8>),
-    /// Wait until the test opens the gate once more, or the gateway closes the connection.
+    /// Wait until the test has opened the gate once for this step, or the gateway closes the
+    /// connection.
     Gate,
     /// Send nothing until the gateway closes the connection.
     Silence,
-    /// End the sending direction of the connection only.
+    /// End the sending direction of the connection, but go on reading.
     EndSending,
     /// Hold the connection open and read nothing, until the engine is dropped.
     Deaf,
@@ -62,14 +64,14 @@ type Script = Box<dyn Fn(usize, &ReceivedRequest) -> Vec<Step> + Send + Sync>;
 
 struct Inside {
     script: Script,
-    /// Whether a script begins at the head of a request, before the body.
+    /// Whether a script begins when the head of a request has arrived, before the body is read.
     hasty: bool,
     seen: Mutex<Vec<ReceivedRequest>>,
     healthy: AtomicBool,
     models: Mutex<Vec<String>>,
-    /// The response to `/v1/models`, in place of the list of `models`.
+    /// The response to `/v1/models` if it is not the list of `models`: status and body.
     list: Mutex<Option<(u16, String)>>,
-    /// The responses to paths that take no script.
+    /// Status and body for paths whose requests run no script.
     pages: Mutex<HashMap<String, (u16, String)>>,
     connections: AtomicUsize,
     left: AtomicUsize,
@@ -152,8 +154,8 @@ impl Engine {
         Self { address, inside, accepting }
     }
 
-    /// Stops the engine; from then on connections are refused. An engine that is only dropped may
-    /// still accept for a moment.
+    /// Stops the engine. When this returns, connections are refused; an engine that is only dropped
+    /// may still accept one for a moment.
     pub(crate) async fn end(mut self) {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
@@ -167,7 +169,7 @@ impl Engine {
         format!("http://{}", self.address)
     }
 
-    /// Recorded requests, without the gateway's own.
+    /// Recorded requests, without the gateway's own requests such as probes.
     pub(crate) fn seen(&self) -> Vec<ReceivedRequest> {
         self.inside.seen.lock().clone()
     }
@@ -229,7 +231,7 @@ async fn converse(mut socket: TcpStream, inside: &Inside) -> std::io::Result<()>
     Ok(())
 }
 
-/// `None` when the gateway closes instead.
+/// Reads the next request. `None` if the gateway closes the connection instead.
 async fn receive(
     socket: &mut TcpStream,
     unread: &mut Vec<u8>,
@@ -281,14 +283,14 @@ fn own_response(head: &str, inside: &Inside) -> Vec<u8> {
     }
 }
 
-/// False when the step closed the connection.
+/// Runs a step. Returns false if the step closes the connection.
 async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io::Result<bool> {
     match step {
         Step::Send(bytes) => socket.write_all(&bytes).await?,
         Step::Bytewise(bytes) => {
             for byte in bytes {
                 socket.write_all(&[byte]).await?;
-                // Yields, so that the gateway reads the bytes one by one.
+                // Lets other tasks run, so that the gateway reads the bytes one by one.
                 tokio::task::yield_now().await;
             }
         }
@@ -297,7 +299,8 @@ async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io
         },
         Step::Gate => tokio::select! {
             permit = inside.gate.acquire() => permit.unwrap().forget(),
-            // Not for a hasty engine, for which an unread body looks like a gateway that has left.
+            // A hasty engine does not watch, because it would take a byte of the unread body for
+            // the end of the connection.
             gone = gone(socket), if !inside.hasty => return Err(gone),
         },
         Step::Silence => return Err(gone(socket).await),
@@ -314,7 +317,7 @@ async fn perform(step: Step, socket: &mut TcpStream, inside: &Inside) -> std::io
     Ok(true)
 }
 
-/// Resolves when the other side has closed.
+/// Resolves when the other side has closed the connection.
 async fn gone(socket: &mut TcpStream) -> std::io::Error {
     let mut byte = [0];
     match socket.read(&mut byte).await {

@@ -1,7 +1,7 @@
 //! The kind of an engine that no file names, and engines of another kind than the file says.
 //!
-//! A pool with `engine = "auto"` takes the kind that probes find. In other pools, status, log and
-//! `sluice check --probe` have the line to write.
+//! A pool with `engine = "auto"` takes the kind that probes find. If a file says another kind,
+//! status, log and `sluice check --probe` have the line to write instead.
 
 use serde_json::Value;
 use sluice_sim::{Profile, Sglang, SimConfig};
@@ -16,7 +16,7 @@ const LOADING: &str = r#"{"error":{"code":503,"message":"Loading model","type":"
 const PROPS: &str = r#"{"default_generation_settings":{"n_ctx":512},"total_slots":3}"#;
 const OWNED_BY_SGLANG: &str = r#"{"object":"list","data":[{"id":"m","owned_by":"sglang"}]}"#;
 
-/// A file with one pool; `engine`: a line of the pool, or nothing.
+/// A file with one pool. `engine` is a further line of the pool, or empty.
 fn file(urls: &[String], engine: &str) -> String {
     let mut text = format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\nprobe_interval = \"20ms\"\n[[model]]\n\
@@ -104,7 +104,7 @@ async fn a_found_kind_outlasts_reloads_and_follows_the_engines() {
         assert_eq!(pool(&gateway).await["kind"], kind);
         assert_eq!(gateway.request(chat(CHAT)).await.status(), 200);
     }
-    // Another kind of server takes its place.
+    // A server of another kind takes the place of the first one.
     engine.set_page("/props", 404, "");
     engine.set_page("/health", 503, "");
     eventually("it is down", async || gateway.state(0) != "ready").await;

@@ -35,11 +35,11 @@ async fn an_engine_that_ends_at_once_is_counted_and_one_that_serves_has_a_start_
         of("phase", &[serves, "phase=\"serve\""]).await == 1.0 && of("phase", &[ends, "phase=\"hold\""]).await == 1.0
     })
     .await;
-    // Two restarts are allowed, so there were three starts.
+    // Two restarts are allowed, so the engine was started and ended three times.
     assert_eq!((of("restarts_total", &[ends]).await, of("crashes_total", &[ends]).await), (2.0, 3.0));
     assert_eq!((of("restarts_total", &[serves]).await, of("crashes_total", &[serves]).await), (0.0, 0.0));
     assert_eq!(of("phase", &[serves]).await, 1.0, "one phase at a time");
-    // Start times are counted from the time of the boot, which is in whole seconds.
+    // A start time is relative to the time of the boot, which Linux shows in whole seconds.
     let started = of("start_seconds", &[serves]).await;
     assert!(begun - 2.0 <= started && started <= now() + 2.0, "{begun} {started}");
     let page = gateway.page().await;

@@ -214,7 +214,7 @@ async fn a_worker_that_does_not_notice_that_its_client_left_keeps_its_slot() {
     next.send(speech(2)).await;
     eventually("it waits", async || gateway.load() == (1, 1)).await;
     drop(leaves);
-    // A client that leaves the queue shows that the gateway has looked at connections since.
+    // When the gateway notices that a third client leaves, it has had time to notice the first one.
     let mut waits: TestClient = gateway.client().await;
     waits.send(speech(3)).await;
     eventually("two wait", async || gateway.load() == (1, 2)).await;

@@ -1,5 +1,5 @@
-//! Every error response of the gateway: status, code and shape, and that the request reached no
-//! engine.
+//! Every error response of the gateway: its status, code and shape, and the fact that the request
+//! reached no engine.
 
 use crate::client::{CHAT, STREAMED, TestClient, chat, get, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event, gated_stream, send};
@@ -174,7 +174,7 @@ async fn a_key_sees_the_models_it_may_use_and_no_others() {
     gateway.settled().await;
 }
 
-/// The resources of a response are free before its last bytes are sent.
+/// The gateway frees the resources of a request before it sends the last bytes of the response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_with_one_request_in_flight_may_send_the_next_at_once() {
     let stream = vec![send(STREAM.to_owned() + &chunk(&event("one"))), send(chunk(&ending()) + LAST)];
@@ -299,7 +299,7 @@ async fn a_request_that_arrives_while_the_gateway_stops_is_503_with_retry_after(
     let head = request.len() - CHAT.len();
     client.send(&request[..head]).await;
     assert_eq!(client.head().await.status, 100);
-    // The gateway has read the head and waits for the body when it is stopped.
+    // The test stops the gateway when it has read the head and waits for the body.
     let address = gateway.address();
     let stopping = gateway.begin_stop();
     eventually("the client socket is closed", async || tokio::net::TcpStream::connect(address).await.is_err()).await;

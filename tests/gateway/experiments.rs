@@ -73,8 +73,8 @@ async fn users_stay_in_their_arm_and_only_the_model_is_renamed() {
     gateway.settled().await;
 }
 
-/// Clients send requests until the flag is set. Every response must be 200. Each task returns the
-/// number of its requests.
+/// Clients that send requests until the flag is set. Every response must be 200. The task of a
+/// client returns the number of its requests.
 fn load(gateway: &TestGateway, over: &Arc<AtomicBool>) -> JoinSet<usize> {
     let mut clients = JoinSet::new();
     for number in 0..4 {

@@ -1,6 +1,6 @@
 //! The operator's view of engines that fail.
 //!
-//! The log has lines that are bounded and give a reason; the status shows the failures.
+//! The log has a bounded number of lines, each with a reason, and the status shows the failures.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, event, respon
 use crate::stop::Program;
 use crate::test_gateway::one_pool;
 
-/// Probes are frequent, and an ejected backend does not return during the test.
+/// With these settings probes are frequent, and an ejected backend does not return during the test.
 const HEALTH: &str = "[health]\nprobe_interval = \"20ms\"\nejection_base = \"60s\"\n";
 
 async fn serve(folder: &Path, engines: &[&Engine]) -> Program {
@@ -35,7 +35,8 @@ async fn broken_streams_of_the_only_backend_are_logged_with_a_bound_and_shown_as
     let folder = tempfile::tempdir().unwrap();
     let mut program = serve(folder.path(), &[&engine]).await;
     for number in 0..13 {
-        // Each request has another body: the gateway refuses a body on which engines die.
+        // Each request has another body, because the gateway refuses a body on which two engines
+        // have died.
         let body = STREAMED.replace("hi", &format!("hi {number}"));
         let response = TestClient::to(program.client).await.request(chat(&body)).await;
         assert!(response.text().contains("event: error"), "{}", response.text());

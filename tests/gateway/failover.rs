@@ -1,6 +1,6 @@
-//! A failed request is retried on another backend until the client has received a token.
+//! A failed request is retried on another backend, but only until the client has received a token.
 //!
-//! Afterwards it is never retried; `continued.rs` has streams that another backend continues.
+//! After that it is never retried. `continued.rs` has the streams that another backend continues.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn good(seen: &ReceivedRequest) -> Vec<Step> {
     if seen.body == STREAMED.as_bytes() { whole_stream() } else { completion() }
 }
 
-/// Two engines: the first request of all fails with the steps `bad`, on whichever engine it
+/// Two engines and a gateway. The first request fails with the steps `bad`, on whichever engine it
 /// arrives; all later requests succeed.
 async fn first_fails(bad: Vec<Step>) -> ([Engine; 2], TestGateway) {
     let requests = Arc::new(AtomicUsize::new(0));
@@ -71,7 +71,8 @@ async fn a_failure_before_the_first_token_is_retried_on_the_other_backend() {
 async fn a_refused_connection_is_retried_on_the_other_backend() {
     let gone = Engine::always(completion()).await;
     let stays = Engine::always(completion()).await;
-    // Probes are rare, so that a request notices first; round robin, so that three requests do.
+    // Probes are rare, so that requests notice the dead engine first. With round robin, three
+    // requests do.
     let sets = ["health.probe_interval=1h", "pool.only.policy=round_robin"];
     let gateway = TestGateway::over(&[gone.url(), stays.url()], &sets).await;
     gone.end().await;
@@ -142,8 +143,8 @@ async fn a_4xx_that_is_the_client_s_is_never_retried() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_are_bounded() {
-    // A connection that breaks after an answer is not counted as a death of the engine. A body on
-    // which two engines die is not delivered a third time.
+    // Each engine answers before it breaks the connection, so this does not count as a death of the
+    // engine. If it did, the body would not be delivered a third time.
     let bad = || Engine::always(vec![send("garbage\r\n\r\n"), Step::Close]);
     let engines = [bad().await, bad().await, bad().await, bad().await];
     let urls: Vec<String> = engines.iter().map(Engine::url).collect();

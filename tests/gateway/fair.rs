@@ -1,6 +1,6 @@
 //! Fair queues between keys.
 //!
-//! The number of requests that one key has sent does not decide when another key is served.
+//! However many requests one key has sent, another key is served soon.
 
 use crate::client::{STREAMED, TestClient, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, send};
@@ -73,7 +73,7 @@ async fn the_large_prompts_of_a_key_leave_an_engine_to_another_key_and_take_both
     held.until("one").await;
     let mut noisy = Vec::new();
     for number in 0..4 {
-        // The prompt differs from every prompt that an engine may have in its cache.
+        // Each prompt is new, so that no engine has it in its cache.
         noisy.push(sent(&gateway, chat_of("noisy", &format!("beside {number} {large}"))).await);
         eventually("one is in prefill, the others wait", async || gateway.load() == (2, number)).await;
     }

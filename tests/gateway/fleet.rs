@@ -24,19 +24,18 @@ use crate::ports::free_port;
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct Rig {
-    /// Exists while the engine may write into it.
+    /// Kept so that the folder exists while the engine may write into it.
     _folder: tempfile::TempDir,
     driver: ProcessDriver,
     port: u16,
-    /// Session leaders that were started, so that a failed test leaves no process behind.
+    /// Session leaders that were started, to be killed even if the test fails.
     started: Mutex<Vec<i32>>,
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
         for leader in self.started.lock().iter().filter(|leader| !session(**leader).is_empty()) {
-            // A process of this session lives, so the ids of session and group have not been
-            // reused.
+            // A process of this session lives, so no other session or group has this id.
             let _ = killpg(Pid::from_raw(*leader), Signal::SIGKILL);
         }
     }
@@ -146,8 +145,8 @@ async fn an_engine_becomes_ready_shows_its_phases_and_stops_completely() {
         rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     assert_eq!(ready.models, ["m"]);
     assert!(ready.max_model_len.is_some_and(|length| length > 0));
-    // The log is read concurrently with the probes: its last line may come after the first
-    // response.
+    // The driver reads the log while it probes, so it may read the last line of the log after the
+    // first response.
     let serving = progress.wait_for(|progress| progress.phase == StartPhase::Serving);
     tokio::time::timeout(Duration::from_secs(30), serving).await.expect("the log says so").unwrap();
     assert_eq!(rig.driver.port_owner().await, PortOwner::Engine);
@@ -175,7 +174,7 @@ async fn a_killed_api_server_leaves_nothing_on_the_device() {
     assert!(stopped.orphans >= 1, "{stopped:?}");
     assert!(session(leader(&trace)).is_empty());
     assert!(other_process.lives());
-    // The device is free again: otherwise the next engine would refuse to start.
+    // The next engine would refuse to start if the device were not free again.
     rig.start(&EngineSettings::default()).await;
     rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
     rig.stop().await;
@@ -197,7 +196,7 @@ async fn a_refusal_has_its_class_its_cause_and_the_length_that_fits() {
     assert_eq!(failure.exit, Some(Exit::Code(1)));
     let fits = failure.suggestion.expect("the length that fits").value;
     rig.stop().await;
-    // The suggested value works.
+    // The engine starts with the value that the refusal suggests.
     rig.start(&settings(&[("max-model-len", fits)])).await;
     let ready =
         rig.ready(&["m"], ReadyRules::default()).await.unwrap_or_else(|failure| panic!("{failure}\n{}", rig.log()));
@@ -303,7 +302,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
     let launch = Launch { env, ..Launch::of(command.into(), rig.port) };
     rig.driver = ProcessDriver::new("short/gpu0", launch, &rig._folder.path().join("state"));
     let mut other_process = OtherProcess::start();
-    // Three processes import modules, for seconds each on a busy machine.
+    // Three processes import modules, which takes seconds for each on a busy machine.
     let wait = |expected: Vec<String>| {
         let (driver, address) = (&rig.driver, rig.address());
         async move {
@@ -319,7 +318,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
     let dropped = rig.driver.check(&text("disable-log-requests", ArgValue::Flag(true))).await.unwrap();
     assert!(dropped[0].to_string().contains("is dropped"), "{dropped:?}");
 
-    // A context that does not fit the engine's KV cache.
+    // The engine's KV cache is too small for this context length.
     let mut long = settings(&[("max-model-len", 4_000_000)]);
     long.args.insert("hf-overrides".to_owned(), ArgValue::Text(r#"{"max_position_embeddings": 4000000}"#.to_owned()));
     rig.start(&long).await;
@@ -345,7 +344,7 @@ async fn a_real_vllm_is_refused_started_and_stopped() {
     let before = session(leader(&trace));
     assert!(before.len() >= 3, "API server, engine, worker: {before:?}");
 
-    // An ordinary stop is quick and not forced.
+    // An ordinary stop is quick, and the driver need not force it.
     let stopped = rig.stop().await;
     assert_eq!((stopped.exit, stopped.forced), (Some(Exit::Code(0)), false), "{stopped:?}\n{}", rig.log());
     assert_eq!((rig.driver.status().await, rig.driver.port_owner().await), (EngineStatus::Absent, PortOwner::Free));

@@ -1,6 +1,6 @@
 //! Multipart forms.
 //!
-//! A key's permission for a model holds for every way in which an engine may read the form.
+//! However an engine reads a form, it finds no model that the key may not use.
 
 use crate::engine::{Engine, json};
 use crate::test_gateway::{TestGateway, key_digest, one_pool};
@@ -55,7 +55,8 @@ async fn a_form_in_which_parsers_see_different_models_reaches_no_engine() {
         .request(send(&other, form("Content-Disposition: form-data; name=\"x\"").as_bytes()))
         .await
         .is(400, "invalid_request");
-    // The key may not use the other model, regardless of the order of the parts.
+    // The key may not use the model `closed`. The gateway finds this name although another part
+    // comes before `model`.
     let closed = form("Content-Disposition: form-data; name=\"prompt\"").replace("\r\nm\r\n", "\r\nclosed\r\n");
     gateway.request(send(TYPE, closed.as_bytes())).await.is(403, "model_forbidden");
     assert_eq!(engine.count(), 0);

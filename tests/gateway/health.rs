@@ -19,8 +19,8 @@ pub(crate) async fn sim() -> Handle {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failures_in_a_row_eject_and_one_good_request_in_probation_readmits() {
-    // A second backend is needed: the only backend of a pool would not be ejected for error
-    // responses.
+    // The pool has a second backend, because the only backend of a pool would not be ejected for
+    // error responses.
     let other = Engine::always(completion()).await;
     let engine = Engine::start(|number, _| match number {
         0..3 => vec![Step::Send(response(500, "application/json", b"{}"))],
@@ -158,8 +158,8 @@ async fn heads_of_streams_do_not_hide_that_an_engine_hangs() {
     let gateway = TestGateway::from_text(&text, &[]).await;
     assert_eq!(gateway.request(chat(STREAMED)).await.status(), 200);
     engine.fault(Fault::Hang);
-    // The API server sends the head of every new stream. At any time streams are open and new ones
-    // arrive.
+    // The API server of a hung engine still sends the head of every new stream. So the test always
+    // has streams open, and new ones arrive.
     let mut clients = VecDeque::new();
     eventually("it is ejected while requests arrive", async || {
         let mut client = gateway.client().await;

@@ -1,5 +1,5 @@
-//! Requests made to confuse a server: each gets the one right response, and its connection ends
-//! where it must.
+//! Requests that are made to confuse a server. Each gets the one right response, and the connection
+//! ends if the next request cannot be found.
 //!
 //! The statuses are the same as those of nginx 1.22, with these exceptions: nginx answers 501 where
 //! the gateway answers 400 (`chunked` twice, an empty or unknown last coding, a parameter), answers
@@ -81,7 +81,7 @@ async fn requests_whose_end_is_in_doubt_get_their_response_and_a_closed_connecti
     ];
     for (what, request, status) in table {
         let mut client = gateway.client().await;
-        // The next request must not be served: its beginning is unknown.
+        // The next request must not be served, because the gateway does not know where it begins.
         client.send([request.as_bytes(), &chat(CHAT)].concat()).await;
         let response = client.response().await;
         assert_eq!(response.status(), status, "{what}: {}", response.text());
@@ -159,8 +159,8 @@ async fn a_refusal_reaches_a_client_that_goes_on_sending() {
     for bad in [chunked("what\r\n"), raw("content-length: 5\r\n", "12345")] {
         let mut client = gateway.client().await;
         client.send(bad).await;
-        // If bytes were unread when a socket is closed, the connection would be reset and the
-        // response lost.
+        // If the gateway closed a socket with unread bytes, the kernel would reset the connection,
+        // and the response would be lost.
         let (sent, response) = client.send_while_reading(&[b'x'; 64 << 10], 40).await;
         response.is(400, "invalid_request");
         assert!(sent, "the connection was reset while the client was sending");
@@ -180,7 +180,8 @@ async fn a_head_without_end_is_refused_before_it_fills_the_memory() {
     gateway.settled().await;
 }
 
-/// Sends bytes with pauses until there is a response. Returns the number of bytes sent.
+/// Sends up to `count` bytes, one after each pause, until there is a response. Returns the number
+/// of bytes sent.
 async fn drip(client: &mut TestClient, count: usize, pause: std::time::Duration) -> usize {
     for sent in 0..count {
         if client.has_response().await || client.try_send(b"x").await.is_err() {
@@ -196,8 +197,8 @@ async fn a_slow_head_has_one_deadline_from_its_first_byte() {
     let engine = Engine::always(completion()).await;
     let sets = ["server.header_timeout=300ms", "server.keepalive=10m"];
     let gateway = TestGateway::over(&[engine.url()], &sets).await;
-    // A connection that has served a request, where a part of the next one may have been read with
-    // it.
+    // A connection that has served a request. The gateway may have read a part of the next request
+    // together with it.
     let used = async || {
         let mut client = gateway.client().await;
         let both = [&chat(CHAT)[..], b"GET /health HTTP/1.1\r\nx"].concat();

@@ -53,7 +53,7 @@ async fn a_stream_passes_at_once_over_tls_and_in_plain_text() {
     }
 }
 
-/// Returns the reason if the gateway reset the stream meanwhile.
+/// Sends `size` bytes. Returns the reason if the gateway resets the stream meanwhile.
 async fn send_all(mut sending: SendStream<Bytes>, size: usize) -> Option<Reason> {
     let mut left = size;
     while left > 0 {
@@ -79,7 +79,8 @@ async fn a_refusal_arrives_while_the_client_still_sends_its_body_and_no_reset_fo
             let sending = tokio::spawn(send_all(call.sending, size));
             let response = timeout(TIMEOUT, call.response).await.expect("no response");
             if size == 1_000 && status == 413 {
-                // The body is small enough to be read, and is not JSON.
+                // The gateway reads this body, because it is small, and answers that it is not
+                // JSON.
                 assert_eq!(response.unwrap().status(), 400);
             } else {
                 let response = response.unwrap_or_else(|error| panic!("{path}, {size} bytes: {error}"));
@@ -90,7 +91,7 @@ async fn a_refusal_arrives_while_the_client_still_sends_its_body_and_no_reset_fo
             assert_eq!(sending.await.unwrap(), None, "{path}, {size} bytes: the body was cut");
         }
     }
-    // A client that never ends its body does not keep its stream open for ever.
+    // If a client never ends the body of a refused request, the gateway ends the stream.
     let call = client.open("POST", "/nope", "{", true).await.unwrap();
     let (response, mut sending) = (call.response, call.sending);
     assert_eq!(timeout(TIMEOUT, response).await.unwrap().unwrap().status(), 404);
@@ -108,7 +109,7 @@ async fn both_versions_are_served_on_one_port() {
         assert_eq!(client.request("POST", "/v1/chat/completions", CHAT).await, (StatusCode::OK, COMPLETION.to_owned()));
         assert_eq!(first.request(chat(CHAT)).await.text(), COMPLETION);
     }
-    // A request and the preface, byte by byte: neither is mistaken for the other.
+    // A request and the preface arrive byte by byte. Neither is mistaken for the other.
     let mut slow = gateway.client().await;
     slow.send_bytewise(&chat(CHAT)).await;
     assert_eq!(slow.response().await.text(), COMPLETION);
@@ -145,7 +146,8 @@ async fn a_stream_that_is_reset_ends_its_request_and_no_other() {
     }
     calls.push(client.chat(STREAMED).await);
     eventually("one waits", async || gateway.load() == (3, 1)).await;
-    // The fourth request is reset while it waits; the next two by dropping everything.
+    // The client resets the fourth request while it waits. It ends two of the running requests by
+    // dropping them.
     let mut waiting = calls.pop().unwrap();
     waiting.sending.send_reset(Reason::CANCEL);
     eventually_within(SOON, "the queue is left", async || gateway.load() == (3, 0)).await;
@@ -289,7 +291,8 @@ fn post_head(stream: u32) -> Vec<u8> {
 }
 
 /// Sends frames as fast as the gateway takes them. Returns the gateway's frames (kind, stream,
-/// payload) until it closed the connection or `enough` is true.
+/// payload) when the gateway has closed the connection, or when `enough` is true for the frames so
+/// far.
 async fn raw(
     gateway: &TestGateway,
     frames: Vec<u8>,
@@ -343,7 +346,7 @@ async fn floods_of_costly_frames_end_the_connection_and_hold_up_no_other() {
     for (name, flood) in floods {
         let said = raw(&gateway, flood, |_| false).await;
         let goaway = said.iter().find(|(kind, ..)| *kind == 7).map(|(.., payload)| payload[4..8].to_vec());
-        // A reset of the socket with unread bytes may lose the last frames.
+        // If the gateway closes the socket with unread bytes, the reset may lose the last frames.
         assert!(goaway.is_none() || goaway == Some(vec![0, 0, 0, 11]), "{name}: {goaway:?}");
         assert_eq!(client.request("POST", "/v1/chat/completions", CHAT).await.1, COMPLETION, "{name}");
         gateway.settled().await;
@@ -354,7 +357,7 @@ async fn floods_of_costly_frames_end_the_connection_and_hold_up_no_other() {
 async fn streams_beyond_the_bound_are_refused_and_can_be_tried_again() {
     let engine = Engine::always(completion()).await;
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
-    // 200 requests whose bodies do not come; 128 are accepted.
+    // 200 requests whose bodies do not come. The gateway accepts 128 of them.
     let heads = (0..200).flat_map(|number| post_head(2 * number + 1)).collect();
     let refused = |found: &[(u8, u32, Vec<u8>)]| {
         found.iter().filter(|(kind, _, payload)| *kind == 3 && payload[..] == 7_u32.to_be_bytes()).count()
@@ -397,8 +400,8 @@ async fn a_connection_without_requests_is_closed_in_order() {
     let (client, driver) = plain(&gateway).await;
     let mut body = client.chat(STREAMED).await.head().await.into_body();
     until(&mut body, "one").await;
-    // A connection that is silent from the start, and one that only begins a head, are closed; one
-    // with a request is not.
+    // The gateway closes a connection that is silent from the start, and a connection that only
+    // begins a head, but not a connection with a request.
     for opened in [Vec::new(), frame(1, 0, 1, &[0x83])] {
         let said = raw(&gateway, opened, |_| false).await;
         assert!(said.iter().any(|(kind, ..)| *kind == 7), "GOAWAY: {said:?}");

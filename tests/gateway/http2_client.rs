@@ -41,7 +41,7 @@ impl Client {
         self.send("POST", "/v1/chat/completions", Some(key), body, false).await.unwrap()
     }
 
-    /// Sends a request; with `more`, its body is not ended.
+    /// Sends a request. If `more` is true, further data of the body may follow.
     pub(crate) async fn open(&self, method: &str, path: &str, body: &str, more: bool) -> Result<Call, h2::Error> {
         self.send(method, path, None, body, more).await
     }
@@ -103,7 +103,7 @@ pub(crate) async fn until(body: &mut RecvStream, text: &str) -> String {
     read
 }
 
-/// The rest of a body, with the reason if the stream was reset.
+/// The rest of a body. If the gateway reset the stream, also the reason.
 pub(crate) async fn rest(mut body: RecvStream) -> (String, Option<Reason>) {
     let mut read = String::new();
     while let Some(bytes) = next(&mut body).await {

@@ -112,7 +112,7 @@ async fn invalid_utf_8_is_400_with_its_position() {
     body[at] = 0xff;
     let response = gateway.request(post("/v1/chat/completions", "", &body)).await;
     assert!(response.is(400, "invalid_request").text().contains(&format!("byte {at}")), "{}", response.text());
-    // Such bytes in a header are passed on.
+    // The gateway passes on a header with bytes that are not ASCII.
     let mut request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\nx-name: caf\xe9\r\n".to_vec();
     request.extend_from_slice(format!("content-length: {}\r\n\r\n{CHAT}", CHAT.len()).as_bytes());
     assert_eq!(gateway.request(request).await.status(), 200);
@@ -131,10 +131,10 @@ async fn a_model_named_inside_the_prompt_is_ignored() {
         assert_eq!(gateway.request(chat(body)).await.status(), 200, "{body}");
         assert_eq!(engine.seen().last().unwrap().body, body.as_bytes());
     }
-    // An escaped key is the same key.
+    // The key `\u006dodel` is `model`.
     let escaped = r#"{"\u006dodel":"none","messages":[]}"#;
     gateway.request(chat(escaped)).await.is(404, "model_not_found");
-    // An alias is replaced at its one place only.
+    // The alias is replaced only as the value of `model`, not in other text.
     let alias = r#"{"messages":[{"role":"user","content":"\"model\":\"alias\""}],"model":"alias"}"#;
     assert_eq!(gateway.request(chat(alias)).await.status(), 200);
     let renamed = alias.replace(r#","model":"alias"}"#, r#","model":"m"}"#);
@@ -161,7 +161,8 @@ async fn lists_of_prompts_and_n_take_as_many_slots() {
         assert_eq!(engine.seen().last().unwrap().body, body.as_bytes());
         gateway.settled().await;
     }
-    // The request exceeds the capacity of a backend, so it must not wait for ever.
+    // The request exceeds the capacity of every backend, so it is refused; otherwise it would wait
+    // for ever.
     let more = r#"{"model":"m","prompt":"x","n":17}"#;
     gateway.request(post("/v1/completions", "", more.as_bytes())).await.is(400, "exceeds_backend");
     gateway.settled().await;
@@ -266,7 +267,7 @@ async fn one_connection_serves_many_requests_on_both_sides() {
     }
     let connections: std::collections::HashSet<usize> = engine.seen().iter().map(|seen| seen.connection).collect();
     assert_eq!(connections.len(), 1, "the connection to the engine is reused");
-    // `connection: close` of the client is obeyed.
+    // The gateway obeys a client's `connection: close`.
     let closing = post("/v1/chat/completions", "connection: close\r\n", CHAT.as_bytes());
     assert_eq!(client.request(closing).await.text(), COMPLETION);
     client.closed().await;

@@ -1,11 +1,12 @@
-//! The token limits of a key: charged by the estimate, settled with the tokens used, and never
-//! charged with more tokens than an engine can have counted.
+//! The token limits of a key. The gateway first charges the estimate, corrects the charge to the
+//! tokens used at the end, and never charges more tokens than an engine can have counted.
 
 use crate::client::{CHAT, STREAMED, post};
 use crate::engine::{Engine, LAST, ReceivedRequest, STREAM, Step, chunk, ending, event, json, send};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
-/// One pool of this engine, the key `good` without limits, and the key `evil` with these limits.
+/// A gateway with one pool over this engine, the key `good` without limits, and the key `evil` with
+/// the limits in `limit`.
 async fn gateway(engine: &Engine, limit: &str) -> TestGateway {
     let key = |name: &str, limit: &str| {
         format!("[[auth.keys]]\nname = \"{name}\"\nsha256 = \"{}\"\nlimit = {{ {limit} }}\n", key_digest(name))

@@ -1,7 +1,7 @@
 //! KV events of engines correct which cached prefixes the gateway expects.
 //!
-//! Simulated engines publish the events of their own prefix cache; a scripted publisher loses and
-//! breaks them.
+//! Simulated engines publish the events of their own prefix cache. A scripted publisher leaves out
+//! events, or sends broken ones.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::engine::{Engine, completion};
 use crate::ports::free_port;
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// Blocks of the simulated cache: three conversations do not fit.
+/// Blocks of the simulated cache, in which three conversations have no room.
 const BLOCKS: u32 = 400;
 
 /// A simulated engine with a small cache, and the port of the events.
@@ -42,7 +42,8 @@ async fn state(gateway: &TestGateway, state: &str) {
     gateway.counts("sluice_kv_event_state", &label, 1.0).await;
 }
 
-/// The tokens of one more request that were expected in the cache, and that were there.
+/// Sends one more request. Returns how many of its tokens the gateway expected in the cache, and
+/// how many were there.
 async fn asked(gateway: &TestGateway, body: &str) -> (f64, f64) {
     let names = ["sluice_expected_cached_prompt_tokens_total", "sluice_cached_prompt_tokens_total"];
     let requests = gateway.metric("sluice_requests_total", &[]).await;
@@ -52,13 +53,14 @@ async fn asked(gateway: &TestGateway, body: &str) -> (f64, f64) {
     (gateway.metric(names[0], &[]).await - before[0], gateway.metric(names[1], &[]).await - before[1])
 }
 
-/// What is expected of a conversation after other clients of the engine have filled the cache.
+/// Expected and real cached tokens of a conversation, before and after other clients of the engine
+/// have filled the cache.
 async fn after_eviction(prefix: &str) -> ((f64, f64), (f64, f64)) {
     let (engine, port) = engine().await;
     let gateway = gateway_over(&format!("http://{}", engine.addr()), prefix, port).await;
     let is_followed = prefix == "events";
     if is_followed {
-        // The subscription is made before the first prompt is sent.
+        // The gateway must have subscribed before the first prompt is sent.
         eventually("the engine has a subscriber", async || engine.kv_subscribers() == 1).await;
     }
     asked(&gateway, &conversation("Anna")).await;
@@ -72,7 +74,8 @@ async fn after_eviction(prefix: &str) -> ((f64, f64), (f64, f64)) {
         assert_eq!(answer.status(), 200);
     }
     if is_followed {
-        // The blocks of the conversation are gone once the last of the other ones are there.
+        // The other clients' blocks have replaced the blocks of the conversation when the events
+        // name the whole cache.
         eventually("the events name the blocks of the cache", async || {
             gateway.metric("sluice_kv_event_blocks", &[]).await == engine.published_blocks() as f64
         })
@@ -102,7 +105,7 @@ async fn nothing_is_expected_of_a_cache_that_was_reset() {
     eventually("the events name blocks", async || blocks().await > 100.0).await;
     let reset = TestClient::to(engine.addr()).await.request(post("/reset_prefix_cache", "", b"")).await;
     assert_eq!(reset.status(), 200);
-    // vLLM publishes the event with the events of the next step.
+    // vLLM publishes the reset together with the events of the next step, so a request is sent.
     assert_eq!(TestClient::to(engine.addr()).await.request(chat(CHAT)).await.status(), 200);
     eventually("the events name few blocks", async || blocks().await < 10.0).await;
     assert_eq!(asked(&gateway, &conversation("Anna")).await, (0.0, 0.0));
@@ -120,7 +123,7 @@ impl ScriptedPublisher {
         (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
         greeting[12..16].copy_from_slice(b"NULL");
         stream.write_all(&greeting).await.unwrap();
-        // The subscriber's greeting, its handshake, and the subscription.
+        // Reads the subscriber's greeting and handshake, and then its subscription.
         stream.read_exact(&mut [0; 64 + 27]).await.unwrap();
         stream.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB").await.unwrap();
         stream.read_exact(&mut [0; 3]).await.unwrap();

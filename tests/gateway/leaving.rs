@@ -94,8 +94,8 @@ async fn a_client_that_leaves_the_queue_never_reaches_an_engine() {
 #[derive(Clone, Copy, Debug)]
 enum Leave {
     Close,
-    /// The client closes only its sending side: no HTTP client does that while it waits, so it
-    /// counts as leaving.
+    /// The client closes only its sending side. This counts as leaving, because no HTTP client does
+    /// it while it waits.
     HalfClose,
     Reset,
 }
@@ -103,7 +103,8 @@ enum Leave {
 impl Leave {
     const ALL: [Self; 3] = [Self::Close, Self::HalfClose, Self::Reset];
 
-    /// Leaves; the returned client keeps its side of the connection open.
+    /// Lets the client leave. After [`Leave::HalfClose`], returns the client, which still keeps the
+    /// connection open.
     async fn leave(self, mut client: TestClient) -> Option<TestClient> {
         match self {
             Self::Close => drop(client),
@@ -118,7 +119,7 @@ impl Leave {
 }
 
 /// Bytes that a client may have sent after its request: a line break, a byte, a request, the start
-/// of one, more than one read takes.
+/// of a request, and more bytes than the gateway takes with one read.
 fn sent_ahead() -> Vec<Vec<u8>> {
     vec![b"\r\n".to_vec(), b"x".to_vec(), chat(CHAT), chat(CHAT)[..40].to_vec(), chat(CHAT).repeat(200)]
 }
@@ -140,7 +141,8 @@ async fn a_client_that_has_sent_more_and_leaves_ends_the_request() {
             for how in Leave::ALL {
                 let mut client = gateway.client().await;
                 client.send(chat(body)).await;
-                // The bytes come in the same segment as the request, or in a separate one.
+                // The further bytes may come in the same segment as the request, or after the
+                // engine has the request.
                 if times % 2 == 0 {
                     eventually("the engine has it", async || engine.count() == times + 1).await;
                 }
@@ -207,7 +209,7 @@ async fn a_client_that_has_sent_the_next_request_and_stays_gets_both_responses()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_reading_and_leaves_ends_the_request() {
-    // The engine sends without end; the client leaves with unread bytes.
+    // The engine sends without end, so the client leaves while bytes of the response are unread.
     let piece = crate::engine::chunk(&crate::engine::event(&"x".repeat(60_000)));
     let steps = vec![send(STREAM), Step::Endlessly(piece.into_bytes())];
     let (engine, gateway) = over(steps, &[]).await;

@@ -1,8 +1,8 @@
-//! No client passes a long prompt off as a short one, or makes the prompts of others look shorter
-//! or longer.
+//! No client can make its long prompt look short, or the prompts of other clients shorter or
+//! longer.
 //!
-//! `x-sluice-pool` of a response shows the estimated class of the prompt: there are a short and a
-//! long pool, each with one engine. The engines report the usage that a test sets.
+//! There are a short and a long pool, each with one engine, so `x-sluice-pool` of a response shows
+//! the estimated class of the prompt. The engines report the usage that a test sets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,8 +80,8 @@ async fn a_long_prompt_is_long_wherever_its_escapes_stand() {
     let engines = Engines::start().await;
     let gateway = engines.gateway("").await;
     let mut client = gateway.client().await;
-    // Low surrogates, which count as nothing after a high one, fill 32 windows of 512 bytes: an
-    // estimate from samples at these places would find no text.
+    // Escapes of low surrogates, of which each counts as nothing after a high one, fill 32 windows
+    // of 512 bytes. An estimate from samples at these places would find no text.
     let mut prompt = english(20_000).into_bytes();
     let length = prompt.len() - 2;
     for window in 0..32 {
@@ -131,7 +131,7 @@ async fn a_client_whose_short_prompt_was_long_is_estimated_longer_from_then_on()
     let engines = Engines::start().await;
     let gateway = engines.gateway("").await;
     let mut client = gateway.client().await;
-    // The engine reports three times the tokens that the gateway expects of this text.
+    // The engine reports three times as many prompt tokens as the gateway expects for this text.
     let odd = completion(&english(3_000), "");
     engines.report(3_000);
     for _ in 0..30 {

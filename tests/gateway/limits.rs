@@ -1,6 +1,7 @@
 //! Limits on all clients together: bytes of request bodies, and connections.
 //!
-//! Beyond a limit a client gets 503 or 408, and honest requests are still served.
+//! A client that exceeds a limit gets 503 or 408, and the requests of other clients are still
+//! served.
 
 use std::time::Duration;
 
@@ -49,9 +50,9 @@ async fn bodies_that_are_sent_in_part_and_held_take_no_more_than_the_memory_for_
             eventually("it is counted", async || counted(&gateway).await == bytes).await;
         }
     }
-    // Large bodies may take seven eighths of the memory, 14 MiB. There is no room for a fourth,
-    // which is refused before its end arrives. A body without an announced size is refused when it
-    // has filled the rest.
+    // Large bodies may take seven eighths of the memory, which are 14 MiB. There is no room for a
+    // fourth large body, so it is refused before its end arrives. A body without an announced size
+    // is refused when it has filled the rest.
     let mut growing = gateway.client().await;
     growing.send("POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ntransfer-encoding: chunked\r\n\r\n").await;
     growing.send(format!("{:x}\r\n{}", 4 * MIB, " ".repeat(4 * MIB))).await;
@@ -63,7 +64,7 @@ async fn bodies_that_are_sent_in_part_and_held_take_no_more_than_the_memory_for_
     }
     assert_eq!(counted(&gateway).await, (3 * (3 * MIB + MIB / 2)) as f64);
     gateway.counts("sluice_shed_total", "reason=\"body_memory_full\"", 6.0).await;
-    // Small requests are served all the same; a large one is not.
+    // Small requests are still served, but a large request is not.
     assert_eq!(gateway.request(chat(&long(MIB - 200))).await.status(), 200);
     gateway.request(chat(&long(4 * MIB - 200))).await.is(503, "body_memory_full");
     drop(held);
@@ -108,7 +109,7 @@ async fn a_body_that_trickles_is_408_although_it_never_pauses() {
     let sets = ["server.body_timeout=1500ms", "server.body_min_rate=10KiB"];
     let (engine, gateway) = plain(&sets).await;
     let begun = Instant::now();
-    // Sending half of the body at once gains no time for the rest.
+    // A client that sends half of the body at once gets no more time for the rest.
     for sent in [0, 100_000] {
         let mut client = begin(&gateway, 200_000, sent).await;
         while client.try_send(b" ").await.is_ok() && begun.elapsed() < Duration::from_secs(20) {
@@ -122,7 +123,7 @@ async fn a_body_that_trickles_is_408_although_it_never_pauses() {
         client.closed().await;
     }
     assert!(begun.elapsed() < Duration::from_secs(20), "each byte extended the deadline");
-    // A client that keeps to the minimum rate may take longer than the period.
+    // A client that sends at the minimum rate may take longer than `server.body_timeout`.
     let request = chat(&long(40_000));
     let mut client = gateway.client().await;
     let begun = Instant::now();
@@ -157,7 +158,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
         assert!(response.is(503, "too_many_connections").head.retry_after() >= 1);
         assert_eq!(client.closed().await, "");
     }
-    // A connection without a request has the last place until another address needs it.
+    // A connection without a request keeps the last place until another address needs this place.
     let mut silent = gateway.client().await;
     eventually("it is open", async || connections().await == 4.0).await;
     let connected = async |from: &str| TestClient::between(from.parse().unwrap(), gateway.address()).await;
@@ -166,7 +167,7 @@ async fn connections_over_the_limit_get_503_and_leave_room_again() {
     fourth.send("POST /v1/chat/completions HTTP/1.1\r\nhost: gate\r\ncontent-length: 9\r\n\r\n{").await;
     let bytes = (3 * CHAT.len() + 1) as f64;
     eventually("its request has begun", async || counted(&gateway).await == bytes).await;
-    // Now each connection has a request, and none gives way to another address.
+    // Now each connection has a request, so no connection gives way to another address.
     connected("127.0.0.3:0").await.request(get("/health")).await.is(503, "too_many_connections");
     drop(fourth);
     eventually("it is closed", async || connections().await == 3.0).await;

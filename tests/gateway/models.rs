@@ -112,8 +112,8 @@ async fn a_rename_engine_by_engine_loses_no_request() {
     }
     let gateway = Arc::new(over(&engines.iter().collect::<Vec<_>>(), "").await);
     let (ended, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    // One client uses the old name while an engine has it; another uses the new name from the first
-    // engine on.
+    // One client uses the old name as long as an engine has it. Another client uses the new name as
+    // soon as one engine has it.
     let send = |model: &'static str| {
         let (gateway, ended, count) = (Arc::clone(&gateway), Arc::clone(&ended), Arc::clone(&count));
         tokio::spawn(async move {
@@ -131,7 +131,7 @@ async fn a_rename_engine_by_engine_loses_no_request() {
     let old = send("old");
     more().await;
     let rename = |index: usize| {
-        // The engine serves the new name at once; the gateway reads its list later.
+        // The engine serves the new name at once, but the gateway reads the engine's list later.
         names[index].set(&["new"]);
         engines[index].set_models(&["new"]);
     };
@@ -176,7 +176,7 @@ async fn a_request_that_waits_for_a_model_that_disappears_is_refused_at_once() {
     eventually("both wait", async || gateway.load() == (1, 2)).await;
     names.set(&["y"]);
     held.set_models(&["y"]);
-    // The gateway reads the list when the engine is up again.
+    // The gateway reads the list again when the engine is up again.
     held.set_healthy(false);
     eventually("it is down", async || gateway.state(0) == "down").await;
     assert_eq!(gateway.load(), (1, 2));
@@ -216,7 +216,8 @@ async fn a_prompt_that_one_engine_cannot_take_goes_to_one_with_a_higher_limit() 
     })
     .await;
     let large = Engine::always(completion()).await;
-    // The limit is not listed at first: the gateway learns it from the engine's refusal.
+    // The engine does not list its limit at first, so the gateway learns the limit from the
+    // engine's refusal.
     small.set_list(200, r#"{"data":[{"id":"m"}]}"#);
     let gateway = over(&[&small, &large], "policy = \"round_robin\"\n").await;
     for _ in 0..6 {
@@ -228,8 +229,8 @@ async fn a_prompt_that_one_engine_cannot_take_goes_to_one_with_a_higher_limit() 
     let moved = gateway.metric("sluice_retries_total", &["reason=\"not_served\""]).await;
     assert!(moved <= 1.0, "the limit is remembered: {moved}");
     small.set_list(200, r#"{"data":[{"id":"m","max_model_len":1024}]}"#);
-    // An estimate alone is no reason to refuse: if no engine certainly takes the prompt, one is
-    // asked.
+    // An estimate alone is no reason to refuse. If the prompt is probably too long for every
+    // engine, one is asked.
     let only_small = over(&[&small], "").await;
     let answer = only_small.request(post("/v1/chat/completions", "", format!("{{{long}}}").as_bytes())).await;
     assert!(answer.status() == 400 && answer.text().contains("maximum context length"), "{}", answer.text());

@@ -1,6 +1,6 @@
 //! One client's outcomes do not decide for all clients.
 //!
-//! The tests cover the effect of its failures, its refusals and the engines that it kills on the
+//! One client causes failures, is refused, or kills engines, and the tests check the effect on the
 //! other clients.
 
 use std::net::SocketAddr;

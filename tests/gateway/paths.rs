@@ -1,6 +1,6 @@
 //! Paths in the spellings of clients, and paths that the gateway serves itself.
 //!
-//! A path that is not served cannot be reached by another spelling.
+//! No spelling of a path reaches a route of the engine that the gateway does not serve.
 
 use crate::client::{CHAT, get, post};
 use crate::engine::{Engine, completion};

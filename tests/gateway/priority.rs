@@ -1,5 +1,5 @@
-//! Priorities of requests: clamped to the range of the key, and given only to engines that schedule
-//! by them.
+//! Priorities of requests. The gateway clamps them to the range of the key, and sends them only to
+//! engines that schedule by priority.
 
 use crate::client::{get, post};
 use crate::engine::{Engine, completion};
@@ -11,8 +11,8 @@ fn asking(priority: &str) -> String {
     BARE.replacen('{', &format!("{{\"priority\":{priority},"), 1)
 }
 
-/// The priority of a request that the engine got: the number in the body, and whether there was a
-/// header.
+/// Sends a request and returns the priority that the engine got with it: the number in the body,
+/// and whether there was a header.
 async fn seen(gateway: &TestGateway, engine: &Engine, path: &str, headers: &str, body: &str) -> (Option<i64>, bool) {
     let response = gateway.request(post(path, headers, body.as_bytes())).await;
     assert_eq!(response.status(), 200, "{}", response.text());

@@ -69,7 +69,7 @@ async fn a_proxy_header_names_the_client_of_a_connection() {
     let (_engine, gateway) = gateway(&log, &["server.proxy_protocol=true"]).await;
     for (number, header) in [V1, V2].into_iter().enumerate() {
         let mut client = gateway.client().await;
-        // The header comes in pieces, and the request directly after it.
+        // The PROXY header arrives byte by byte, and its last byte together with the request.
         client.send_bytewise(&header[..header.len() - 1]).await;
         client.send([&header[header.len() - 1..], unknown("").as_bytes()].concat()).await;
         client.response().await.is(404, "route_not_found");
@@ -80,7 +80,7 @@ async fn a_proxy_header_names_the_client_of_a_connection() {
     let (http2, _driver) = crate::http2_client::over(socket).await;
     assert_eq!(http2.request("POST", "/v1/nothing", "{}").await.0, 404);
     assert_eq!(clients(&log, 3).await[2], "192.0.2.33");
-    // Other clients connect without a header.
+    // A client that is no trusted proxy connects without a header.
     let mut other = TestClient::between("127.0.0.2:0".parse().unwrap(), gateway.address()).await;
     other.request(unknown("")).await.is(404, "route_not_found");
     assert_eq!(clients(&log, 4).await[3], "127.0.0.2");

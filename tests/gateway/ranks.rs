@@ -1,7 +1,7 @@
-//! The data-parallel ranks of one server: exact limits for each, the header that chooses one, and
-//! prompts that come back to the rank that has their beginning.
+//! The data-parallel ranks of one server: exact limits for each rank, the header that chooses a
+//! rank, and prompts that return to the rank that has their beginning in its cache.
 //!
-//! Servers are simulated where their schedulers count, and scripted where their answers count.
+//! Tests of schedulers use a simulated server, and tests of answers a scripted engine.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn gateway_over(url: String, ranks: u32, sets: &[&str]) -> TestGateway {
     TestGateway::from_text(&text, sets).await
 }
 
-/// One scripted engine with three ranks, of two slots each.
+/// A scripted engine that counts as three ranks with two slots each, and a gateway over it.
 async fn ranked() -> (Engine, TestGateway) {
     let begun = STREAM.to_owned() + &chunk(&event("one"));
     let engine = Engine::always(vec![send(begun), Step::Gate, send(chunk(&ending()) + LAST)]).await;

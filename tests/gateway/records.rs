@@ -1,6 +1,6 @@
 //! Records of requests to simulated engines.
 //!
-//! They contain no text and no secret, and their replay is the same traffic.
+//! The records contain no text and no secret, and a replay of them is the same traffic.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::client::post;
 use crate::commands::run;
 use crate::test_gateway::{TestGateway, access_log, key_digest, one_pool};
 
-/// A secret key; together with the ids in [`HEADERS`] it must not be in a record.
+/// A secret key. No record may contain it or the ids in [`HEADERS`].
 const KEY: &str = "sk-private-key";
 const HEADERS: &str = "authorization: Bearer sk-private-key\r\nx-request-id: private-id\r\n";
 
@@ -45,7 +45,7 @@ fn tokens(records: &[Value], key: &str) -> Vec<u64> {
     records.iter().map(|record| record[key].as_u64().unwrap_or_else(|| panic!("{key}: {record}"))).collect()
 }
 
-/// For each record, the first record whose prompt begins in the same way.
+/// For each record, the index of the first record whose prompt begins in the same way.
 fn alike(records: &[Value]) -> Vec<usize> {
     let mut first = BTreeMap::new();
     let begins = records.iter().map(|record| record["prefix"][0].as_str().expect("a hash").to_owned());

@@ -88,7 +88,7 @@ async fn requests_that_wait_in_a_removed_pool_are_routed_by_the_new_configuratio
     let waited = waiting.response().await;
     assert!(waited.whole);
     assert_eq!(waited.head.header("x-sluice-pool"), Some("other"));
-    // The removed backend finishes its stream and is then gone.
+    // The removed backend still finishes its stream, and after that the gateway no longer knows it.
     let ran = running.response().await;
     assert!(ran.whole && ran.text().ends_with(&ending()), "{}", ran.text());
     assert_eq!((old.count(), old.left()), (1, 0));
@@ -116,7 +116,7 @@ async fn a_request_whose_body_arrives_across_a_reload_is_judged_by_the_new_confi
         let headers = "authorization: Bearer secret\r\nexpect: 100-continue\r\n";
         let request = post("/v1/chat/completions", headers, CHAT.as_bytes());
         client.send(&request[..request.len() - CHAT.len()]).await;
-        // From here on the gateway has read the head and accepted the key.
+        // The status 100 shows that the gateway has read the head and accepted the key.
         assert_eq!(client.head().await.status, 100);
         client
     };

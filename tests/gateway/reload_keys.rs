@@ -1,6 +1,6 @@
 //! Reloads of a configuration with the maximum number of keys.
 //!
-//! The measurement prints the longest request during reloads.
+//! The measurement prints the duration of the longest request during reloads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +14,13 @@ use crate::client::{CHAT, TestClient, change, post};
 use crate::engine::{Engine, completion};
 use crate::test_gateway::{TestGateway, one_pool};
 
-/// The maximum of a configuration.
+/// The maximum number of keys in a configuration.
 const KEYS: usize = 10_000;
 /// Reloads during which requests are timed.
 const RELOADS: usize = 10;
 const RELOAD_MAX: Duration = Duration::from_secs(120);
 
-/// The first key has this limit.
+/// A configuration with [`KEYS`] keys, of which the first has this limit.
 fn with_keys(pool: &str, limit: usize) -> String {
     let mut text = pool.to_owned();
     for key in 0..KEYS {
@@ -59,7 +59,7 @@ async fn longest(gateway: &TestGateway, during: impl AsyncFnOnce()) -> (Duration
     (all.iter().map(|(longest, _)| *longest).max().unwrap(), all.iter().map(|(_, count)| count).sum())
 }
 
-/// In a build that is not optimized this takes seconds.
+/// Orders a reload and returns the response. In a build that is not optimized this takes seconds.
 async fn reload(gateway: &TestGateway) -> String {
     let mut socket = tokio::net::TcpStream::connect(gateway.admin()).await.unwrap();
     let request =

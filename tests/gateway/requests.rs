@@ -56,7 +56,7 @@ async fn what_vllm_accepts_is_accepted() {
         assert_eq!(gateway.request(chat(body)).await.status(), 200);
         assert_eq!(engine.seen().last().unwrap().body, body.as_bytes());
     }
-    // A request without a model means the only model, whose name is inserted.
+    // If there is only one model, the gateway inserts its name into a request without a model.
     for (body, sent) in
         [(r#"{"messages":[]}"#, r#"{"model":"m","messages":[]}"#), (r#"{"model":null}"#, r#"{"model":"m"}"#)]
     {

@@ -1,8 +1,8 @@
-//! Secrets of engines: planted in every place that can hold one, then searched for in everything
-//! that the gateway prints, serves and stores.
+//! Secrets of engines. The test plants them in every place that can hold one, and then searches for
+//! them in everything that the gateway prints, serves and stores.
 //!
-//! The engine (simulated) must get the secrets, or there would be nothing to hide. A gateway that
-//! is started again must recognise the engine without having stored the secrets.
+//! The simulated engine must get the secrets, because otherwise there would be nothing to hide. A
+//! gateway that is started again must recognise the engine without having stored the secrets.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

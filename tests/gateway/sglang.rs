@@ -1,5 +1,5 @@
-//! SGLang behind the gateway, played by the simulator: pages, limits, permits, leaving clients,
-//! hangs.
+//! SGLang behind the gateway, imitated by the simulator: pages, limits, permits, clients that
+//! leave, and hangs.
 //!
 //! The simulated engine has SGLang's routes, metric names and errors, and none of vLLM's own pages.
 
@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use crate::client::{TestClient, chat, get};
 use crate::test_gateway::{TestGateway, eventually, eventually_within};
 
-/// `/health_generate` takes a second, so some waits take several.
+/// Time limit of a wait. `/health_generate` takes a second, so some waits take several seconds.
 const WITHIN: Duration = Duration::from_secs(30);
 
 /// A simulated SGLang that runs this many requests at once.
@@ -76,7 +76,8 @@ async fn the_simulator_has_the_pages_of_sglang_and_not_those_of_vllm() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn its_own_limit_bounds_the_requests_inside_and_its_memory_the_tokens() {
     let engine = sglang(3, |_| ()).await;
-    // A page that never answers within a second does not fail a shorter probe.
+    // The probe takes longer than `health.probe_timeout`, because the page never answers within a
+    // second. It does not fail.
     let gateway = gateway(&[&engine], "tokens = 20000", &["health.probe_timeout=200ms"]).await;
     eventually("the reported limit is in force", async || gateway.slots_limit() == 3).await;
     let mut clients = Vec::new();

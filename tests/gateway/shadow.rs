@@ -1,6 +1,7 @@
 //! Shadow arms over sockets.
 //!
-//! Copies of requests are measured, no client sees them, and they give way to requests.
+//! The gateway measures copies of requests, shows them to no client, and cuts them when a request
+//! needs their room.
 
 use std::path::Path;
 
@@ -10,8 +11,8 @@ use crate::client::{CHAT, TestClient, change, get, post};
 use crate::engine::{Engine, ReceivedRequest, Step, completion};
 use crate::test_gateway::{TestGateway, access_log, eventually, key_digest, one_pool};
 
-/// An experiment on model `m` with a shadow arm that gets a copy of every request if its budget
-/// allows.
+/// `text` and an experiment on model `m` with a shadow arm, which gets a copy of every request that
+/// its budget allows.
 fn shadowed(text: &str, arm: &str, shadow: &str, state: &Path) -> String {
     format!(
         "{text}[[experiment]]\nname = \"x\"\nmodels = [\"m\"]\n[[experiment.arm]]\nname = \"base\"\nweight = 100\n\
@@ -114,7 +115,7 @@ async fn a_copy_without_room_is_not_sent_and_none_delays_a_drain_or_a_stop() {
     let engines = [Engine::with_adapter().await, Engine::always(vec![Step::Silence]).await];
     let folder = tempfile::tempdir().unwrap();
     let text = one_pool(&[engines[0].url()]) + &shade(&engines[1].url(), "slots = 1\n");
-    // The copy in flight does not count against the key's limit.
+    // A copy in flight does not count towards the key's limit.
     let key =
         format!("[[auth.keys]]\nname = \"k\"\nsha256 = \"{}\"\nlimit = {{ in_flight = 1 }}\n", key_digest("secret"));
     let text = key + &shadowed(&text, "pool = \"shade\"", "in_flight = 64", folder.path());

@@ -1,5 +1,5 @@
-//! Resources that clients share: a client that takes without end keeps out no other client, and may
-//! have all of a resource while it is alone.
+//! Resources that clients share. A client may have all of a resource while it is alone. It keeps no
+//! other client out, however much it takes.
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -9,8 +9,8 @@ use crate::engine::{COMPLETION, Engine, completion};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 use crate::tunnel::{Files, Tunnel};
 
-/// Number of handshakes that stop. The connections of both sides stay below the 1,024 files that a
-/// test may open.
+/// Number of TLS handshakes that stop in the middle. Both ends of each connection are open files of
+/// the test, which may have 1,024.
 const STOPPED: usize = 280;
 
 async fn two_keys(engine: &Engine, sets: &[&str]) -> TestGateway {
@@ -19,7 +19,8 @@ async fn two_keys(engine: &Engine, sets: &[&str]) -> TestGateway {
     TestGateway::from_text(&(one_pool(&[engine.url()]) + &keys.concat()), sets).await
 }
 
-/// Begins an upload with a key: a head, and `sent` bytes of a body of `announced`.
+/// Begins an upload with a key. It sends a head that announces `announced` bytes, and then `sent`
+/// bytes of the body.
 async fn begin(gateway: &TestGateway, key: &str, announced: usize, sent: usize) -> TestClient {
     let mut client = gateway.client().await;
     let head = format!(
@@ -41,17 +42,17 @@ async fn unfinished_uploads_of_one_key_give_way_to_another_key_the_newest_first(
     let gateway =
         two_keys(&engine, &["server.max_body_memory=4MiB", "server.max_body=2MiB", "server.body_timeout=10m"]).await;
     let counted = async || gateway.metric("sluice_body_bytes", &[]).await;
-    // Alone, the key fills the memory to the last byte.
+    // While the key is alone, its uploads may fill the memory to the last byte.
     let mut held = Vec::new();
     for number in 1..=8 {
-        // Each declares more than it sends, and the last one no more than is free.
+        // Each upload declares more bytes than it sends. The last one declares as many as are free.
         let (declared, sent) = if number < 8 { (PART + 100, PART) } else { (PART, PART - 1) };
         held.push(begin(&gateway, "loud", declared, sent).await);
         let all = (number - 1) * PART + sent;
         eventually("it is counted", async || counted().await == all as f64).await;
     }
     begin(&gateway, "loud", 100, 1).await.response().await.is(503, "body_memory_full");
-    // Another key is served. The newest upload has given way.
+    // Another key is served, because the newest upload gives way.
     for _ in 0..3 {
         assert_eq!(gateway.request(quiet_chat()).await.text(), COMPLETION);
     }
@@ -79,8 +80,8 @@ async fn one_address_may_have_every_connection_until_another_comes() {
     }
     let mut other = TestClient::between("127.0.0.2:0".parse().unwrap(), gateway.address()).await;
     assert_eq!(other.request(get("/health")).await.status(), 200);
-    // The connection that was idle for longest was closed for the newcomer, and the other
-    // connections are served.
+    // The gateway closed the connection that was idle for longest for the newcomer, and serves the
+    // other connections.
     assert_eq!(held.remove(0).closed().await, "");
     for client in &mut held {
         assert_eq!(client.request(chat(CHAT)).await.status(), 200);

@@ -1,6 +1,7 @@
 //! `sluice sim` as a supervisor sees it: exit codes, log, children, device, shutdown.
 //!
-//! Each process has a separate folder for its cache and its device, and ends with its handle.
+//! Each process has a separate folder for its cache and its device. Dropping the handle ends the
+//! process.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,8 +18,8 @@ use crate::ports::free_port;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Whether a process is gone, or a zombie: another test may have made this process a child
-/// subreaper that has not reaped its orphans yet.
+/// Whether a process is gone or a zombie. It may be a zombie because another test made this process
+/// a child subreaper, which may not have reaped its orphans yet.
 fn has_ended(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])))
@@ -112,7 +113,8 @@ impl Sim {
 
 impl Drop for Sim {
     fn drop(&mut self) {
-        // The engine process ends with the server only on a graceful stop.
+        // A graceful stop is needed, because otherwise the engine process would not end with the
+        // server.
         let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM);
         let began = Instant::now();
         while self.child.try_wait().is_ok_and(|status| status.is_none()) && began.elapsed() < DEADLINE {
@@ -235,7 +237,8 @@ fn a_shutdown_with_a_timeout_lets_streams_end() {
         });
         sim.signal(Signal::SIGTERM);
         until("draining", || sim.log().contains("draining in-flight requests count=1 timeout=20s").then_some(()));
-        // The request is refused while the server drains, or not accepted when it has drained.
+        // While the server drains, it refuses the request. Afterwards it does not accept the
+        // connection.
         let late = sim.post("/v1/completions", r#"{"prompt":"x"}"#).unwrap_or_default();
         assert!(late.is_empty() || late.contains("cannot schedule new futures after shutdown"), "{late}");
         let text = stream.join().unwrap();
@@ -263,7 +266,7 @@ fn a_killed_parent_leaves_an_engine_that_holds_the_device() {
 }
 
 impl Sim {
-    /// `None` if the device is in use.
+    /// Starts an engine with these flags. `None` if the device is in use.
     fn start_on(on_device: &[&str]) -> Option<()> {
         let folder = TempDir::new().unwrap();
         let port = free_port();
@@ -277,8 +280,8 @@ impl Sim {
     }
 }
 
-/// The soak kills engines at any time, even between the start of the second process and its first
-/// instruction.
+/// `tests/soak` kills engines at any time, even between the start of the second process and its
+/// first instruction.
 #[test]
 fn an_engine_whose_parent_was_killed_before_it_ran_ends_too() {
     let mut engine = Command::new(env!("CARGO_BIN_EXE_sluice"))

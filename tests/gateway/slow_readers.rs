@@ -1,7 +1,7 @@
 //! Clients that read slowly, or not at all.
 //!
-//! Each holds only the bytes of its response, and no slot of an engine. A client that reads slowly
-//! gets its whole response, however long that takes.
+//! Such a client holds the bytes of its response in the gateway, but no slot of an engine. A client
+//! that reads slowly gets its whole response, however long that takes.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::engine::{Engine, LAST, STREAM, Step, chunk, completion, ending, event
 use crate::http2_client::{Client, over, rest, until};
 use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 
-/// Tokens of a stream: more than the sockets and buffers below the gateway can hold.
+/// Tokens of a stream. The stream has more bytes than the sockets and the buffers below the gateway
+/// can hold.
 const TOKENS: usize = 100;
 const TOKEN: usize = 2_000;
 
@@ -25,7 +26,7 @@ fn long_stream() -> Vec<Step> {
     steps
 }
 
-/// A stream that the engine has ready when the request arrives.
+/// A stream that the engine sends at once when the request arrives.
 fn ready_stream() -> Vec<Step> {
     let token = chunk(&event(&"#".repeat(TOKEN)));
     vec![send([STREAM, &token.repeat(TOKENS), &chunk(&ending()), LAST].concat())]
@@ -56,7 +57,7 @@ async fn a_client_that_does_not_read_holds_no_slot_and_gets_every_byte_when_it_d
     let (status, text) = other.request("POST", "/v1/chat/completions", STREAMED).await;
     assert_eq!((status, text.len() > TOKENS * TOKEN), (StatusCode::OK, true));
 
-    // Longer than the objective for the whole request.
+    // This pause is longer than the objective for the whole request.
     tokio::time::sleep(Duration::from_millis(3_100)).await;
     let (text, reset) = rest(body).await;
     assert_eq!((text.matches('#').count(), reset), (TOKENS * TOKEN, None));
@@ -114,7 +115,7 @@ async fn a_client_that_takes_longer_than_its_pause_for_one_write_gets_every_byte
     let (client, _driver) = reluctant(&gateway).await;
     let mut slow = client.chat(STREAMED).await.head().await.into_body();
     eventually("all but the first write waits", async || held(&gateway).await > 100_000.0).await;
-    // Together more than the gateway writes at once, in three times the pause.
+    // The client takes three times `timeouts.send` for more bytes than the gateway writes at once.
     let mut read = String::new();
     for _ in 0..10 {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -141,7 +142,7 @@ async fn an_http1_client_that_does_not_read_holds_no_slot() {
     client.send(chat(STREAMED)).await;
     eventually("the engine has the request", async || engine.count() == 1).await;
     eventually("the slot is free", async || gateway.load() == (0, 0)).await;
-    // The kernel keeps only a part of the response.
+    // The kernel's buffers have room for only a part of the response.
     eventually("the rest waits", async || held(&gateway).await > 0.0).await;
     let response = client.response().await;
     assert!(response.whole && response.text().matches('#').count() == TOKENS * TOKEN);

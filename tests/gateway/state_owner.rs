@@ -1,7 +1,7 @@
 //! The owner of a gateway's state.
 //!
-//! The gateway refuses state that another user controls, stops no process because a journal names
-//! it, and answers no change that cannot be saved with success.
+//! The gateway refuses state that another user controls. That a journal names a process is no
+//! reason to stop it. If a change cannot be saved, the response is an error.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -66,7 +66,7 @@ impl Foreign {
         Self(Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// Start of the process, in clock ticks since boot.
+    /// Start time of the process, in clock ticks since boot.
     fn started(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap()
@@ -112,8 +112,8 @@ async fn a_process_that_a_journal_names_is_not_stopped_unless_it_carries_the_mar
         env!("CARGO_BIN_EXE_sluice")
     );
     let gateway = TestGateway::from_text(&text, &[]).await;
-    // The gateway looks for the engine that the journal names; then the journal says that there is
-    // none.
+    // The gateway looks for the engine that the journal names, and then writes into the journal
+    // that this engine does not run.
     eventually("the leftover is settled", async || {
         let text = fs::read_to_string(&journal).unwrap_or_default();
         text.lines().any(|line| line.contains("\"p/gone\"") && line.contains("\"step\":\"off\""))
@@ -137,8 +137,8 @@ async fn an_order_that_cannot_be_saved_is_not_answered_with_success() {
         );
     let gateway = TestGateway::from_text(&text, &[]).await;
     for (path, file) in [("/admin/experiments/x/stop", "experiments.json"), ("/admin/tuner/freeze", "tuner.json")] {
-        // A folder at the path of the draft prevents every user, even root, from making a file
-        // there.
+        // A folder at the path of the temporary file prevents every user, even root, from making
+        // this file.
         let obstacle = state.join(format!("{file}.tmp"));
         let _ = fs::remove_file(&obstacle);
         fs::create_dir(&obstacle).unwrap();

@@ -1,4 +1,4 @@
-//! Start and graceful stop, in this process and as a program, and the exit codes.
+//! Start, graceful stop and exit codes of a gateway, in this process and as a program.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -13,8 +13,8 @@ use crate::commands::run;
 use crate::engine::{COMPLETION, Engine, completion, ending, event, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, one_pool};
 
-/// Whether no server listens at the address. The kernel may connect a socket to itself if it picks
-/// the destination's port.
+/// Whether no server listens at the address. A socket that the kernel has connected to itself does
+/// not count.
 pub(crate) async fn refused(address: SocketAddr) -> bool {
     match tokio::net::TcpStream::connect(address).await {
         Ok(connection) => connection.local_addr().unwrap() == address,
@@ -81,13 +81,13 @@ async fn requests_that_never_end_do_not_hold_up_a_stop() {
     assert_eq!(clients[0].closed().await, "", "half a head");
     for client in &mut clients[1..] {
         assert!(client.response().await.is(503, "shutting_down").head.retry_after() >= 1);
-        // The connection of a client that goes on sending is closed.
+        // The gateway closes the connection even if the client goes on sending.
         while client.try_send([b'x'; 100]).await.is_ok() {
             tokio::task::yield_now().await;
         }
     }
     assert!(timeout(TIMEOUT, stopping).await.expect("half requests hold up the stop").unwrap());
-    // Without a stop a refused client may go on sending for 5 s.
+    // If the gateway did not stop, a refused client could go on sending for 5 s.
     assert!(begun.elapsed() < Duration::from_secs(4), "it took {:?}", begun.elapsed());
     assert_eq!(engine.count(), 0);
 }
@@ -133,7 +133,7 @@ impl Program {
         Self::of(command)
     }
 
-    /// Begins a start by a command that becomes the program.
+    /// Begins a start with a command that is the program or becomes the program (`exec`).
     pub(crate) fn of(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
         let said = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -160,7 +160,7 @@ impl Program {
         }
     }
 
-    /// Reads the log up to a line with `text`, unless it was read before.
+    /// Reads the log up to a line with `text`, unless such a line was read before.
     pub(crate) async fn said(&mut self, text: &str) {
         if !self.log.contains(text) {
             self.line(text).await;
@@ -269,7 +269,8 @@ async fn two_sigterms_at_once_are_one_and_a_later_one_is_a_second() {
     program.signal(nix::sys::signal::SIGTERM);
     program.line("stopping: no new requests").await;
     program.signal(nix::sys::signal::SIGTERM);
-    // A second signal counts from one second after the first on; until then the stream goes on.
+    // A second signal counts only if it comes a second or more after the first. Until then the
+    // stream goes on.
     let pid = program.pid();
     let again = tokio::spawn(async move {
         while nix::sys::signal::kill(pid, nix::sys::signal::SIGTERM).is_ok() {
@@ -316,8 +317,8 @@ async fn a_third_signal_ends_the_program_at_once_and_says_which_engines_it_leave
     assert!(rig.lives());
 }
 
-/// The program with two engines: a scripted one, and one that it runs, which never serves and
-/// ignores SIGTERM.
+/// The program with two engines. One is scripted. The program runs the other, which never serves
+/// and ignores SIGTERM.
 struct StubbornEngine {
     program: Program,
     pid: i32,

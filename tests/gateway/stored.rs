@@ -1,7 +1,7 @@
 //! Stored responses.
 //!
-//! They are read, deleted and cancelled at the backend that made them, only by the key for which
-//! they were made.
+//! Only the key for which a response was made can read, delete or cancel it, at the backend that
+//! made it.
 
 use sha2::{Digest, Sha256};
 
@@ -9,7 +9,7 @@ use crate::client::{TestClient, change, post};
 use crate::engine::{Engine, LAST, ReceivedRequest, STREAM, Step, chunk, json, response, send};
 use crate::test_gateway::{TestGateway, one_pool};
 
-/// An engine that makes the response `resp_NAME` and returns it when it is read.
+/// An engine that makes the response `resp_NAME`, and returns it when a client reads it.
 async fn engine(name: &'static str) -> Engine {
     Engine::start(move |_, seen: &ReceivedRequest| {
         let stored = format!(r#"{{"id":"resp_{name}","object":"response","output":[{{"id":"msg_1"}}]}}"#);
@@ -85,12 +85,12 @@ async fn a_response_is_continued_at_the_backend_that_made_it_and_by_its_key_only
         assert_eq!((continued.status(), continued.json()["id"].as_str()), (200, Some("resp_two")));
     }
     assert_eq!((one.count(), two.count()), (1, 4), "in turn they would go to both");
-    // Otherwise the engine would reveal the conversation to another key.
+    // If these requests reached the engine, it would reveal the conversation to another key.
     for id in [r#""resp_two""#, r#""resp\u005ftwo""#, r#""resp_other""#, r#""""#] {
         gateway.request(ask(&next(id), "theirs")).await.is(404, "response_not_found");
     }
     gateway.request(ask(&next("[7]"), "theirs")).await.is(400, "invalid_request");
-    // Otherwise the engine would replace the response of the key `mine`.
+    // If this request reached the engine, it would replace the response of the key `mine`.
     let replacing = r#"{"model":"m","input":"y","request_id":"resp_two"}"#;
     gateway.request(ask(replacing, "theirs")).await.is(400, "invalid_request");
     assert_eq!((one.count(), two.count()), (1, 4));

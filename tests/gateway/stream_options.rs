@@ -1,9 +1,9 @@
 //! For any `stream_options`, a client receives the bytes that the engine itself would have sent.
 //!
-//! A differential test: every request goes to the engine directly and through gateways that request
-//! usage on behalf of the client (`usage = "final"`, `"continuous"`) or not (`"off"`). One engine
-//! sends streams that were captured from vLLM, the other is simulated. Only the id and the time of
-//! a response, which differ from request to request, are replaced before the comparison.
+//! This is a differential test. Every request goes to the engine directly, and through gateways
+//! that request usage for themselves (`usage = "final"`, `"continuous"`) or do not (`"off"`). One
+//! engine sends streams that were captured from vLLM, the other is simulated. Only the id and the
+//! time of a response, which differ from request to request, are replaced before the comparison.
 
 use std::net::SocketAddr;
 
@@ -48,8 +48,8 @@ fn options() -> Vec<String> {
     all
 }
 
-/// Requests for one token each: an engine that generates faster than its stream is read sends
-/// several tokens as one event.
+/// Requests for one token each, because an engine that generates faster than its stream is read
+/// would send several tokens in one event.
 fn bodies(options: &str) -> Vec<(&'static str, String)> {
     let chat = r#""messages":[{"role":"user","content":"hi"}],"max_tokens":1"#;
     let completion = r#""prompt":"hi","max_tokens":1"#;
@@ -59,7 +59,7 @@ fn bodies(options: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The same requests for two sequences, for two prompts, and not streamed.
+/// The same requests, but for two sequences, for two prompts, and not streamed.
 fn wider(bodies: Vec<(&'static str, String)>) -> Vec<(&'static str, String)> {
     let change = |(path, body): (&'static str, String)| {
         let two = body.replacen('{', "{\"n\":2,", 1);
@@ -110,8 +110,8 @@ async fn compare(engine: SocketAddr, usages: &[&str], bodies: &[(&'static str, S
     }
 }
 
-/// Which usage vLLM reports for a body: at the end, and in every event. `None` if vLLM refuses the
-/// body.
+/// Whether vLLM reports usage for a body at the end, and whether it does in every event. `None` if
+/// vLLM refuses the body.
 fn reported(body: &Value) -> Option<(bool, bool)> {
     let truth = |value: &Value| match value {
         Value::Null => Some(false),

@@ -16,11 +16,12 @@ const LOOK: Duration = Duration::from_millis(5);
 
 pub(crate) struct TestGateway {
     running: Running,
-    /// The base of relative paths in a configuration without a file.
+    /// Folder from which relative paths start if the configuration has no file.
     _folder: Option<TempDir>,
 }
 
-/// A configuration with one pool, `only`, for model `m`, over these backends: `b0`, `b1`, ...
+/// A configuration with one pool, `only`, for model `m`. Its backends are at `urls` and are called
+/// `b0`, `b1`, ...
 pub(crate) fn one_pool(urls: &[String]) -> String {
     let mut text = String::from(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[[model]]\nname = \"m\"\naliases = [\"alias\"]\n\
@@ -101,7 +102,8 @@ impl TestGateway {
         sum(&self.page().await, name, labels)
     }
 
-    /// Waits until a counter has this value: a request is recorded just after its response.
+    /// Waits until a counter has this value, because the gateway records a request only after it
+    /// has sent the response.
     pub(crate) async fn counts(&self, name: &str, label: &str, value: f64) {
         let what = format!("{name}{{{label}}} is {value}");
         eventually(&what, async || self.metric(name, &[label]).await == value).await;
@@ -160,9 +162,9 @@ pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool)
     eventually_within(TIMEOUT, what, condition).await;
 }
 
-/// Waits until the access log has this many lines, and returns it. A line is written after its
-/// response was sent, so the lines of requests on several connections come in any order, unless
-/// each is waited for.
+/// Waits until the access log has this many lines, and returns the log. The gateway writes a line
+/// after it has sent the response. So the lines of several connections come in any order, unless
+/// the test waits for each line.
 pub(crate) async fn access_log(path: &Path, lines: usize) -> String {
     let text = || std::fs::read_to_string(path).unwrap_or_default();
     eventually("the requests are logged", async || text().matches('\n').count() == lines).await;

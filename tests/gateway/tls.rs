@@ -1,7 +1,7 @@
 //! TLS on both sides.
 //!
-//! The tests check what clients and engines see, which certificates the gateway trusts, and
-//! certificates that change while it runs.
+//! The tests check the connections of clients and engines, the certificates that the gateway
+//! trusts, and a change of certificates while it runs.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ async fn slow_and_broken_handshakes_hold_up_no_other_client() {
     let mut silent = Vec::new();
     for index in 0..100 {
         let mut socket = TcpStream::connect(gateway.address()).await.unwrap();
-        // The client sends no greeting, half of one, or a broken one.
+        // The client sends no ClientHello, half of one, or a broken one.
         match index % 3 {
             0 => {}
             1 => socket.write_all(&[22, 3, 1, 2, 0, 1]).await.unwrap(),
@@ -137,7 +137,8 @@ async fn a_reload_exchanges_the_certificate_under_open_connections() {
     let until = gateway.metric("sluice_tls_certificate_expiry_timestamp_seconds", &["server.pem"]).await;
     assert_eq!(until, 2_208_988_800.0, "the year 2040");
 
-    // A key that does not match changes nothing, and the response says why.
+    // A reload with a key that does not match the certificate changes nothing, and the response
+    // names the reason.
     let renewed = files.ca.issue_until(&["127.0.0.1"], 2041);
     std::fs::write(files.path("server.pem"), &renewed.certificate).unwrap();
     let reload = async || {
@@ -177,7 +178,8 @@ async fn an_https_engine_is_used_for_requests_and_probes_and_its_connection_is_k
     assert_eq!(gateway.state(0), "ready", "probed inside TLS");
     for number in 1..=3 {
         assert_eq!(gateway.request(chat(CHAT)).await.text(), COMPLETION);
-        // The connection to the engine is kept once the request has been recorded.
+        // When the gateway has recorded the request, it has put the connection aside for the next
+        // one.
         gateway.recorded("completed", f64::from(number)).await;
     }
     let long = CHAT.replace("hi", &"word ".repeat(400_000));
@@ -214,8 +216,8 @@ async fn an_engine_that_cannot_be_trusted_gets_no_request() {
     let addressed = files.ca.issue(&["127.0.0.1"]);
     let itself = Issued::self_signed(&["127.0.0.1"]);
     std::fs::write(files.path("itself.pem"), &itself.certificate).unwrap();
-    // The engine's certificate, whether it requests a client certificate, the `tls` table, whether
-    // the gateway uses the engine.
+    // A case has the engine's certificate, whether the engine requests a client certificate, the
+    // `tls` table, and whether the gateway uses the engine.
     let cases = [
         (&addressed, false, right.clone(), true),
         (&addressed, false, format!("ca = {}", file("other.pem")), false),

@@ -26,7 +26,7 @@ async fn without_tracing_the_context_of_a_client_passes_unchanged_and_is_logged(
         assert_eq!(gateway.request(traced(parent)).await.status(), 200);
         let seen = &engine.seen()[number];
         assert_eq!((seen.header("traceparent"), seen.header("tracestate")), (Some(parent), Some("vendor=1,other=2")));
-        // The line of a request is written after its response.
+        // The gateway writes the line of a request after the response.
         access_log(&log, number + 1).await;
     }
     let lines = access_log(&log, 2).await;

@@ -1,6 +1,7 @@
 //! The online tuner through the admin API.
 //!
-//! The tests check its proposal for a limit that delays requests, and the orders of operators.
+//! The tests check the tuner's proposal for a limit that delays requests, and orders that operators
+//! give the tuner.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +13,8 @@ use crate::client::{STREAMED, TestClient, change, chat, get};
 use crate::engine::{Engine, gated_stream};
 use crate::test_gateway::{TestGateway, eventually, eventually_within, one_pool};
 
-/// Time limit for the tuner: it observes for at least ten seconds, and judges requests five seconds
-/// after their arrival.
+/// Time limit for a step of the tuner, which observes for at least ten seconds, and judges requests
+/// five seconds after their arrival.
 const LOOKS: Duration = Duration::from_secs(120);
 /// Requests kept in flight.
 const CLIENTS: usize = 20;
@@ -79,7 +80,8 @@ async fn a_limit_that_holds_requests_up_is_raised_on_approval_and_put_back_when_
     let journal = std::fs::read_to_string(folder.path().join("tuner.jsonl")).unwrap();
     let mut kinds: Vec<Value> =
         journal.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["kind"].clone()).collect();
-    // Windows of observation are recorded only if they took long enough.
+    // The journal may have lines about windows of observation, but only if a window took long
+    // enough.
     kinds.retain(|kind| kind != "observed");
     assert_eq!(kinds, ["proposed", "tried", "stood_back"]);
     gateway.settled().await;

@@ -1,8 +1,8 @@
 //! TLS for plain text endpoints of the tests: in front of a scripted engine, and behind a scripted
 //! client.
 //!
-//! A tunnel passes bytes in both directions and closes both sides together, so that each side sees
-//! when the other leaves.
+//! A tunnel passes bytes in both directions, and closes both connections together, so that each
+//! side sees when the other side leaves.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ impl Files {
         })
     }
 
-    /// A client's configuration that trusts the CA and offers these protocols in ALPN.
+    /// Configuration of a client that trusts the CA and offers these protocols in ALPN.
     pub(crate) fn client(&self, offered: &[&str]) -> ClientConfig {
         client(&self.ca, None, offered)
     }
@@ -70,7 +70,8 @@ fn ring() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A client's configuration that trusts `ca`, shows `own` and offers these protocols in ALPN.
+/// Configuration of a client that trusts `ca`, shows the certificate `own` and offers these
+/// protocols in ALPN.
 pub(crate) fn client(ca: &Authority, own: Option<&Issued>, offered: &[&str]) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(ring()).with_safe_default_protocol_versions().unwrap();
     let builder = builder.with_root_certificates(roots(ca));
@@ -82,8 +83,8 @@ pub(crate) fn client(ca: &Authority, own: Option<&Issued>, offered: &[&str]) -> 
     config
 }
 
-/// A server's configuration with a certificate; with `clients`, it requires a certificate that this
-/// authority signed.
+/// Configuration of a server with a certificate. With `clients`, the server requires a client
+/// certificate that this authority signed.
 pub(crate) fn server(issued: &Issued, clients: Option<&Authority>) -> ServerConfig {
     let builder = ServerConfig::builder_with_provider(ring()).with_safe_default_protocol_versions().unwrap();
     let builder = match clients {
@@ -101,7 +102,7 @@ pub(crate) async fn connect(address: SocketAddr, config: ClientConfig) -> std::i
     TlsConnector::from(Arc::new(config)).connect(name, socket).await
 }
 
-/// Dropping it closes all its connections.
+/// A port whose connections pass through TLS. Dropping it closes all its connections.
 pub(crate) struct Tunnel {
     pub(crate) address: SocketAddr,
     accepting: JoinHandle<()>,
@@ -138,7 +139,7 @@ impl Tunnel {
         Self { address, accepting }
     }
 
-    /// A port with TLS in front of an engine without TLS.
+    /// Opens a port with TLS in front of an engine without TLS.
     pub(crate) async fn before(engine: SocketAddr, config: ServerConfig) -> Self {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         Self::start(move |socket| {
@@ -151,7 +152,7 @@ impl Tunnel {
         .await
     }
 
-    /// A port without TLS through which a client reaches a gateway with TLS.
+    /// Opens a port without TLS, through which a client reaches a gateway with TLS.
     pub(crate) async fn to(gateway: SocketAddr, config: ClientConfig) -> Self {
         Self::start(move |socket| {
             let config = config.clone();
@@ -165,7 +166,7 @@ impl Tunnel {
     }
 }
 
-/// Copies bytes both ways until both sides have ended, then closes both.
+/// Copies bytes in both directions until both sides have ended, then closes both connections.
 async fn pass<A: AsyncRead + AsyncWrite + Unpin, B: AsyncRead + AsyncWrite + Unpin>(one: &mut A, other: &mut B) {
     let _ = copy_bidirectional(one, other).await;
     let _ = one.shutdown().await;

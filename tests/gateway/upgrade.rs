@@ -84,7 +84,7 @@ async fn an_upgrade_cuts_no_stream_and_closes_connections_with_their_next_respon
     let status = TestClient::to(new.admin).await.request(get("/admin/status")).await.json();
     assert_eq!(status["pools"][0]["backends"][0]["in_flight"], 1, "only the later one is there: {status}");
 
-    // A connection that was open at the old gateway is served once more.
+    // The old gateway serves one more request on a connection that was open, and then closes it.
     assert_eq!(idle.request(get("/ready")).await.head.header("connection"), Some("close"));
     assert_eq!(idle.closed().await, "");
     for _ in 0..6 {
@@ -133,7 +133,7 @@ async fn the_limits_hold_across_both_and_what_waits_at_the_old_one_is_served_fir
     last.send(chat(STREAMED)).await;
     waits(&new, "one waits at the new one").await;
     assert_eq!(engine.count(), 1, "the only slot is in use by the old one");
-    // Requests end in their order of arrival, one after the other.
+    // The requests run one after the other in their order of arrival, also across the two gateways.
     clients.push(last);
     for (number, client) in clients.iter_mut().enumerate() {
         client.until("one").await;
@@ -162,7 +162,7 @@ async fn upgrades_may_follow_one_another_while_requests_run() {
         let new = upgrade(&home, old).await;
         programs.push(new);
     }
-    // Each gateway has one stream, and the last gateway counts them all.
+    // Each gateway runs one stream, and the last gateway counts the streams of all gateways.
     let mut fourth = TestClient::to(programs[3].client).await;
     fourth.send(chat(STREAMED)).await;
     let admin = programs[3].admin;
@@ -333,7 +333,8 @@ async fn systemd_opens_the_socket_and_learns_what_happens_and_sigusr2_upgrades()
     let text = std::fs::read_to_string(home.config()).unwrap();
     let text = text.replace("listen = \"127.0.0.1:0\"", &format!("listen = \"127.0.0.1:{port}\""));
     std::fs::write(home.config(), text).unwrap();
-    // Acts like systemd: the socket is descriptor 3, and the variables announce it.
+    // This script acts like systemd: it passes the socket as descriptor 3, and the variables
+    // announce the socket.
     let activate = "import os, socket, sys\n\
         opened = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n\
         os.dup2(opened.fileno(), 3)\n\

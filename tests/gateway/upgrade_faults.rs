@@ -56,8 +56,8 @@ async fn two_gateways_never_serve_side_by_side_if_the_old_one_goes_on() {
     let engine = Engine::always(completion()).await;
     let home = Home::over(&engine, "");
     let old = Played::at(&home);
-    // The new gateway hangs before it says that it is ready, or before it reads the claims:
-    // meanwhile the old gateway goes on.
+    // The new gateway takes too long to say that it is ready, or to read the claims. Meanwhile the
+    // old gateway gives up the hand-over and goes on.
     for said in [&[WITHDRAWN][..], &[NO_CLAIMS, WITHDRAWN]] {
         let mut new = Program::upgrade(&home.config());
         let mut stream = old.accept().await;
@@ -119,7 +119,7 @@ async fn a_visitor_that_says_nothing_does_not_hold_up_an_upgrade() {
     let _silent = UnixStream::connect(home.door()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     say(&mut new, "{}").await;
-    // The claims come after the byte that carries the descriptors.
+    // The claims come after the byte with which the old gateway sends the descriptors.
     let mut byte = [0];
     tokio::io::AsyncReadExt::read_exact(&mut new, &mut byte).await.unwrap();
     let claims = timeout(Duration::from_secs(3), receive(&mut new)).await.expect("it is held up");
@@ -140,8 +140,8 @@ async fn a_signal_stops_a_gateway_whose_successor_hangs() {
     assert!(said.contains("withdrawn") && said.contains("a signal stops this gateway"), "{said}");
 }
 
-/// Replaces the pool of a gateway by one with an engine that the gateway runs and that takes
-/// `startup` seconds. `other` is the rest of its configuration.
+/// Replaces the pool of a gateway by a pool with an engine that the gateway runs and whose start
+/// takes `startup` seconds. `other` is the rest of the engine's configuration.
 fn with_own_engine(home: &Home, startup: &str, other: &str) {
     let port = crate::ports::free_port();
     let text = std::fs::read_to_string(home.config()).unwrap();
@@ -188,7 +188,7 @@ async fn an_engine_that_is_no_longer_configured_runs_until_the_old_one_has_ended
     let mut old = home.start().await;
     let mut running = TestClient::to(old.client).await;
     running.send(long_stream(150)).await.until("content").await;
-    // The same engine under another name is another engine.
+    // The same engine under another name and port counts as another engine.
     let text = std::fs::read_to_string(home.config()).unwrap();
     let port = crate::ports::free_port();
     let text: Vec<String> = text
@@ -216,7 +216,7 @@ async fn a_stop_of_the_new_one_stops_an_engine_when_the_streams_of_the_old_one_h
     let mut running = TestClient::to(old.client).await;
     running.send(long_stream(150)).await.until("content").await;
     let new = upgrade(&home, &mut old).await;
-    // Both gateways answer the first and the last claims within this time.
+    // In this time both gateways have exchanged the first and the last claims.
     tokio::time::sleep(Duration::from_millis(200)).await;
     end(new).await;
     let text = running.response().await.text();

@@ -1,7 +1,7 @@
 //! WebSockets (`/v1/realtime`): a tunnel that holds a slot, counts bytes, and ends within bounds.
 //!
-//! The engine is a socket that answers the handshake and then plays a part. Frames are written by
-//! hand; the gateway does not read their payloads.
+//! The engine is a socket that answers the handshake and then behaves as a [`Part`] says. Frames
+//! are written by hand. The gateway does not read their payloads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,21 +16,22 @@ use crate::test_gateway::{TestGateway, eventually, key_digest, one_pool};
 const AGREED: &str = "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n\
                       sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// The part that an engine plays after the handshake.
+/// How an engine behaves in the handshake and after it.
 #[derive(Clone, Copy)]
 enum Part {
     /// Sends back each byte.
     Echo,
     Flood,
     Silent,
-    /// Ends the connection after half a frame, or after a whole one.
+    /// Ends the connection after a whole frame (`whole`), or after half a frame.
     Ends {
         whole: bool,
     },
     Refuses,
-    /// Closes the connection instead of an answer.
+    /// Closes the connection instead of answering the handshake.
     HangsUp,
-    /// As [`Part::HangsUp`] while the flag is set; then agrees, and says nothing.
+    /// While the flag is set, as [`Part::HangsUp`]; after that, answers the handshake and sends
+    /// nothing.
     HangsUpWhile(&'static AtomicBool),
 }
 
@@ -42,7 +43,7 @@ async fn read_head(socket: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// An engine; the heads that it gets come through the channel.
+/// Starts an engine. The heads of its requests come through the channel.
 async fn engine(part: Part) -> (String, tokio::sync::mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -91,7 +92,7 @@ async fn play(part: Part, mut socket: TcpStream) {
     }
 }
 
-/// An engine that leaves the sockets to the test after the handshake.
+/// Starts an engine that leaves each socket to the test after the handshake.
 async fn handed() -> (String, tokio::sync::mpsc::UnboundedReceiver<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -257,7 +258,7 @@ async fn a_socket_needs_a_key_a_model_and_the_upgrade() {
     gateway.settled_within(TIMEOUT).await;
 }
 
-/// The drain waits for an open socket; after the deadline the client gets a closing frame.
+/// The drain waits for an open WebSocket until the deadline. Then the client gets a closing frame.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_that_stops_closes_sockets_after_its_deadline() {
     let (url, _heads) = engine(Part::Silent).await;
@@ -280,7 +281,8 @@ async fn a_quiet_socket_is_no_hung_engine() {
     gateway.settled_within(TIMEOUT).await;
 }
 
-/// A server may decode the names of a query, and take the last value of a name.
+/// A server may decode the names in a query, or take the last of several values. So the engine must
+/// get one `model`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_query_names_one_model_however_it_is_written() {
     let (url, mut heads) = engine(Part::Silent).await;
@@ -293,7 +295,7 @@ async fn the_query_names_one_model_however_it_is_written() {
     }
 }
 
-/// `/health` says 200, but no handshake comes through.
+/// An engine that breaks handshakes is ejected, although its `/health` says 200.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_breaks_handshakes_is_ejected_and_one_that_makes_them_is_not() {
     for (part, ejected) in [(Part::HangsUp, 1.0), (Part::Silent, 0.0), (Part::Refuses, 0.0)] {
@@ -309,7 +311,8 @@ async fn an_engine_that_breaks_handshakes_is_ejected_and_one_that_makes_them_is_
     }
 }
 
-/// The socket stays open, so its end cannot be the success that counts.
+/// The sockets stay open during the test, so only the handshake can be the success that ends the
+/// probation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handshake_ends_the_probation_of_an_engine_while_the_socket_is_open() {
     static BROKEN: AtomicBool = AtomicBool::new(true);
@@ -336,12 +339,12 @@ async fn a_handshake_ends_the_probation_of_an_engine_while_the_socket_is_open() 
     gateway.settled_within(TIMEOUT).await;
 }
 
-/// The bytes that the reader takes before it stops: so many pieces that a fair order reads the
-/// other side between them.
+/// The bytes that the reader takes before it stops. They are so many pieces that a gateway with a
+/// fair order also reads from the other side meanwhile.
 const TAKEN: usize = 2 << 20;
 
-/// Both directions always have bytes, until the reader of the loud side stops. A gateway that reads
-/// the loud side first is then stuck with it, and never reads the quiet side.
+/// The loud side sends without a pause, until its reader stops. A gateway that always serves the
+/// loud side first would then be stuck, and never read the quiet side.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_side_that_always_sends_does_not_hold_up_the_bytes_of_the_other() {
     for client_is_loud in [true, false] {

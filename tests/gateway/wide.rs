@@ -1,7 +1,7 @@
 //! Requests that need more room than is free.
 //!
-//! A request that could never have the room is refused at once; the others wait and delay no
-//! request. The limits of a key count sequences and tokens.
+//! The gateway refuses a request that could never get its room at once. Other such requests wait,
+//! and delay no request. The limits of a key count sequences and tokens.
 
 use crate::client::{STREAMED, TestClient, chat, post};
 use crate::engine::{Engine, LAST, STREAM, Step, chunk, ending, event, gated_stream, send};
@@ -94,7 +94,7 @@ async fn whatever_makes_a_request_too_wide_is_refused_at_once() {
         let message = refused.is(400, "exceeds_backend").text();
         assert!(message.contains(says), "{message}");
     }
-    // Tokens that are only expected or permitted are no reason to refuse.
+    // The gateway does not refuse a request for output tokens that are only expected or permitted.
     for members in ["\"max_tokens\":1000000", "\"n\":200,\"max_tokens\":10000"] {
         let mut client = gateway.client().await;
         client.send(with(&format!("{members},\"ignore_eos\":true"))).await;

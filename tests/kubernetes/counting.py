@@ -1,8 +1,8 @@
 """An engine that counts its requests: `GET /peak` returns the maximum of concurrent requests since
 the last call, and the current number.
 
-A gateway sees the same as from `vllm serve`, without a limit. A request counts from its arrival
-until its last token, or until its connection is found to be closed.
+A gateway sees the same pages and streams as from `vllm serve`. The engine has no limit. A request
+counts from its arrival until its last token, or until the engine finds its connection closed.
 
 Usage: counting.py --host ADDRESS
 """

@@ -43,7 +43,8 @@ def follow(world, gateway):
     until("two replicas", lambda: replicas() == 2, 120)
     load.served_by(["load-1"], {})
 
-    # Few enough for the other engine to have room for them: otherwise the pod would go on serving.
+    # The clients are so few that the other engine has room for them. Otherwise the pod would go on
+    # serving.
     fewer = Load(gateway, 3)
     many, lost = load.stop()
     check(not lost, f"{len(lost)} of {many} lost: {lost[:3]}")
@@ -78,8 +79,8 @@ def evict(world, name):
 
 
 def eviction(world):
-    """The disruption budget of the chart lets one pod go at a time, and the next only when the new
-    pod is warm; streams end as usual."""
+    """The disruption budget of the chart lets one pod go at a time, and the next pod only when the
+    new one is warm. Streams end as usual."""
     world.apply(statefulset("evicted", 2))
     budget = {"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget", "metadata": {"name": "evicted"},
               "spec": {"minAvailable": 2, "selector": {"matchLabels": {"app": "evicted"}}}}
@@ -119,7 +120,7 @@ def evicted(world, gateway):
         return False
 
     until("the next may go", next_one, 60)
-    # The gateway sets the readiness gate of the new pod once it is warm; only then the budget
+    # The gateway sets the readiness gate of the new pod once the pod is warm. Only then the budget
     # allows the next eviction.
     check(refused > 0 and world.pod("evicted-1")["metadata"]["uid"] != uid and in_use("evicted-1"), gateway.states())
     until("both are back", lambda: all(world.cluster.exists(f"{PODS}/{name}") and is_ready(world.pod(name)) for name in names))
@@ -142,8 +143,8 @@ def use_memory(address):
 
 
 def out_of_memory(world):
-    """The kernel kills an engine above its memory limit: it gets a class and a message, and only
-    its streams are lost."""
+    """The kernel kills an engine that exceeds its memory limit. The failure has a class and a
+    message, and only the streams of this engine are lost."""
     world.apply(statefulset("heavy", 2, memory="48Mi"))
     said = []
     try:

@@ -34,8 +34,8 @@ def ask(host, port, method, path, body=None):
 
 
 class Gateway:
-    """`extra`: further lines of the pool, then further tables. `state`: a folder that several
-    gateways share."""
+    """`extra` has further lines of the pool and then further tables. `state` is a folder that
+    several gateways share."""
 
     def __init__(self, folder, name, kubeconfig, pods, extra="", state=None):
         self.name, self.client, self.admin, self.file = name, free_port(), free_port(), folder / f"{name}.toml"
@@ -161,9 +161,10 @@ class Load:
 
 
 class Balanced(Load):
-    """Clients behind a load balancer with health checks: a request goes to a gateway that is ready,
-    and to another one if no byte of an answer has come. A request is lost if no gateway has served
-    it within `GIVES_UP` seconds; a stream that had begun is cut, counted by gateway."""
+    """Clients behind a load balancer with health checks. A request goes to a gateway that is ready,
+    and to another one if no byte of an answer comes. A request is lost if no gateway has served it
+    within `GIVES_UP` seconds. If a stream breaks after it has begun, it counts as cut, by
+    gateway."""
 
     GIVES_UP = 60
 

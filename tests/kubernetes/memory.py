@@ -1,8 +1,8 @@
 """The memory limit of a container, enforced by the kernel through a memory cgroup, as for a
 kubelet.
 
-It needs root and writable cgroups: version 1, or the root of version 2. Otherwise there is no
-limit, and `make` returns None.
+It needs root and writable cgroups of version 1, or the root cgroup of version 2. Otherwise there is
+no limit, and `make` returns None.
 """
 
 import os
@@ -51,7 +51,7 @@ class MemoryGroup:
             return []
 
     def end(self):
-        """Kills all processes in the group: the processes of a container end together."""
+        """Kills all processes in the group, because the processes of a container end together."""
         for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)

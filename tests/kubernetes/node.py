@@ -4,8 +4,9 @@ loopback addresses.
 A pod gets a separate address (127.0.0.2 and on) and runs the command of its container as a process.
 Its status has the fields that a kubelet would set: running, ready, exit status, restarts. A deleted
 pod gets SIGTERM after its preStop sleep and is gone when its process has ended. Pods with an image
-that contains `missing` cannot be pulled. `limits.memory` of the container is a memory cgroup, where
-one can be made: the kernel kills an engine that exceeds it, and only then the reason is OOMKilled.
+that contains `missing` cannot be pulled. `limits.memory` of the container becomes the limit of a
+memory cgroup, where one can be made. The kernel kills an engine that exceeds it, and only then the
+reason is OOMKilled.
 """
 
 import http.client
@@ -44,7 +45,7 @@ class Engine:
         self.restarts, self.last, self.going, self.reason, self.process = 0, None, None, None, None
         self.missing = "missing" in container["image"]
         if refused in words:
-            # Starts like an engine that does not know a flag.
+            # The engine fails as if it did not know a flag.
             self.words = ["sim", "m", "--no-such-flag"]
         if not self.missing:
             self.start()

@@ -1,7 +1,8 @@
 """Steps with several gateways: the ConfigMap of the ledger and the Lease of the election on the
 real API server.
 
-The permissions are those of the chart with two replicas, so the objects have the chart's names.
+The gateways have the permissions that the chart gives with two replicas, so the objects have the
+chart's names.
 """
 
 import json
@@ -17,11 +18,12 @@ KEY = "sluice-ledger"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{KEY}-leader"
 LEDGER = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{KEY}"
 LEASE_SECONDS = 10
-# Maximum time until another gateway leads: a lease on a clock that is a tenth too slow, an eighth
-# of it until the next look, and delays on two cores that other programs use.
+# Maximum time until another gateway leads. It consists of a lease on a clock that is a tenth too
+# slow, an eighth of a lease until the next look, and delays on two cores that other programs use.
 SWITCH_SECONDS = LEASE_SECONDS * 1.1 + LEASE_SECONDS / 8 + 2
 SLOTS = 8
-# Streams of three seconds: a stream that has run for one second is known to its gateway.
+# A stream of this many tokens takes three seconds. After one second, its gateway subtracts it from
+# the load that the engine reports.
 TOKENS = 60
 SHORT_LEASE_SECONDS = 3
 
@@ -73,7 +75,8 @@ def killed(world, leader, gateways):
     load.served_by(names, {})
     seqs = {name: 64 for name in names}
     if leader == "decides":
-        # The kill comes during a change of flags, which the other gateway has to complete.
+        # The test kills the leader during a change of flags, which the other gateway has to
+        # complete.
         code, text = first.sluice("backend", "restart", "p/led-1", "--set", "max-num-seqs=48")
         check(code == 0, text)
         until("the pod is deleted", lambda: world.cluster.call("GET", f"{PODS}/led-1")[1]["metadata"].get("deletionTimestamp"), 30, 0.02)
@@ -107,15 +110,15 @@ def killed(world, leader, gateways):
     load.served_by(names, load.since())
     streams, lost = load.stop()
     check(not lost, f"{len(lost)} of {streams} lost: {lost[:3]}")
-    # Only streams that had begun at the killed gateway are cut. A gateway that stops in order cuts
-    # none.
+    # Only streams that had begun at the killed gateway are cut. A gateway that is asked to stop
+    # cuts none.
     check(load.cut == cut and set(cut) <= {first.name} and sum(cut.values()) <= CLIENTS, load.cut)
     return (f"{led:.1f} s until the standby leads, {gap:.1f} s without an end of a stream; {handed:.1f} s after a SIGTERM; "
             f"{streams} streams, 0 lost, {sum(cut.values())} cut that had begun at the killed gateway, {load.again} sent again")
 
 
 def leader_that_serves_is_killed(world):
-    """The standby leads after a lease and takes the engines over; no request is lost that the
+    """The standby leads after a lease and takes over the engines. No request is lost that the
     standby could serve."""
     return leader_is_killed(world, "serves")
 
@@ -127,7 +130,8 @@ def leader_that_decides_is_killed(world):
 
 
 def election_without_api_server(world):
-    """No gateway leads, but both serve; afterwards one leads again, and no request is lost."""
+    """Without the API server no gateway leads, but both serve. Afterwards one leads again, and no
+    request is lost."""
     world.apply(statefulset("led", 2))
     gateways = several(world, "away", 'selector = "app=led", statefulset = "led"', cluster='leader = "decides"', state="away")
     return ends(lambda: without_api_server(world, gateways), *gateways)
@@ -168,7 +172,8 @@ def without_api_server(world, gateways):
 
 
 def cluster_without_permission(world):
-    """Neither the ledger nor the election works: the gateway names the missing permission for each.
+    """Neither the ledger nor the election works, and the gateway names the missing permission for
+    each.
     """
     account = world.cluster.account("nothing")
     gateway = Gateway(world.folder, "nothing", account, 'selector = "app=led"', '[cluster]\nkubernetes = {}\nleader = "decides"')
@@ -183,8 +188,8 @@ def cluster_without_permission(world):
 
 
 def ledger_in_a_config_map(world):
-    """Engines never run more than their limit: with two gateways, when one is frozen and resumed,
-    after one is killed, and without the API server."""
+    """Engines never run more requests than their limit with two gateways, when one is frozen and
+    resumed, after one is killed, and without the API server."""
     world.apply(statefulset("counted", 2, command=("counting.py",)))
     cluster = f'mode = "strict"\nlease = "{SHORT_LEASE_SECONDS}s"'
     gateways = several(world, "ledger", 'selector = "app=counted"', f"slots = {SLOTS}", cluster)
@@ -230,7 +235,8 @@ def limits_hold(world, first, second):
     until("both gateways serve", lambda: all(sum(load.since().values()) >= 20 for load in loads))
     note("two gateways")
 
-    # Frozen for longer than the other gateway waits before it takes the share of a silent gateway.
+    # The gateway is frozen for longer than the other gateway waits before it takes the share of a
+    # silent gateway.
     first.process.process.send_signal(signal.SIGSTOP)
     try:
         until("it is taken for lost", lambda: first.name not in ledger(world) or "#unexplained" in ledger(world), 8 * SHORT_LEASE_SECONDS)
@@ -250,8 +256,8 @@ def limits_hold(world, first, second):
     try:
         all_in_use(4 * SHORT_LEASE_SECONDS)
     except Failed:
-        # While engines are always full, it is not visible that no stream of the killed gateway
-        # runs; a pause without new requests shows it.
+        # While engines are always full, the other gateway cannot see that the killed gateway has no
+        # streams any more. A pause without new requests shows it.
         streams, lost = loads[1].stop()
         check(not lost, lost[:3])
         until("the engines are empty", lambda: running() == [0, 0])

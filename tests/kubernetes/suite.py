@@ -1,11 +1,12 @@
 """The gateway in front of pods of a real API server: pods that come, go or fail to start, and pods
-that it may not touch; and two gateways that hold one limit, of which one leads.
+that the gateway may not change. Also two gateways that share one limit, of which one leads.
 
 Usage: suite.py ROOT [STEP...]      (ROOT from ./setup; `./run` does both)
 
-API server, etcd and the controller of StatefulSets are real; scheduler and kubelet are node.py,
-whose containers are `sluice sim` processes. Prints a line for each step, then `N passed, N failed`;
-the exit status is 1 when a step failed. Logs stay in the folder that the first line names.
+API server, etcd and the controller of StatefulSets are real. node.py takes the place of scheduler
+and kubelet, and its containers are `sluice sim` processes. Prints a line for each step, then `N
+passed, N failed`. The exit status is 1 when a step failed. Logs stay in the folder that the first
+line names.
 """
 
 import pathlib
@@ -45,8 +46,8 @@ def no_cluster_and_no_permission(world):
 
 
 def discovery(world):
-    """New pods are warmed up, get their gate, and leave cordoned while they still serve: no stream
-    is lost."""
+    """New pods are warmed up and get their readiness gate. When a pod is deleted, it is cordoned
+    while it still serves, so no stream is lost."""
     world.apply(statefulset("short", 2))
     world.start("discovery", 'selector = "app=short"')
     world.in_use("short-0", "short-1")
@@ -150,8 +151,8 @@ def flags_are_applied(world):
 
 
 def flags_that_do_not_start_go_back(world):
-    """The pod that did not start gets its old arguments again; the other one keeps its arguments,
-    old or new."""
+    """The pod that did not start gets its old arguments again. The other pod keeps the arguments
+    that it has, old or new."""
     uids = {n: world.pod(n)["metadata"]["uid"] for n in ("short-0", "short-1")}
     world.node.refused = {"short-1": "--max-num-seqs=16", "short-0": "--max-num-seqs=24"}
     load = Load(world.gateway)
@@ -172,7 +173,8 @@ def flags_that_do_not_start_go_back(world):
 
 
 def a_deleted_pod_comes_back(world):
-    """A node is drained: its pod is cordoned at once, and the next pod serves after its warm-up."""
+    """When a node is drained, its pod is cordoned at once, and the next pod serves after its
+    warm-up."""
     load = Load(world.gateway)
     load.served_by(["short-0", "short-1"], {})
     uid = world.pod("short-1")["metadata"]["uid"]

@@ -18,8 +18,8 @@ def check(condition, message):
 
 
 def statefulset(name, replicas=None, image="registry/sluice:1", command=("sluice", "sim", "m", "--port", "8000"), memory=None):
-    """A StatefulSet of engines without container arguments: the gateway sets those. Without
-    `replicas` it has one, and another field manager may set their number."""
+    """A StatefulSet of engines without container arguments, which the gateway sets. Without
+    `replicas` it has one replica, and another field manager may set the number."""
     labels = {"app": name}
     container = {"name": "engine", "image": image, "command": list(command), "terminationMessagePolicy": "FallbackToLogsOnError"}
     if memory:

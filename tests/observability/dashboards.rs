@@ -85,8 +85,8 @@ fn all_data_comes_from_the_data_source_variable() {
             assert_eq!(part["datasource"]["uid"], DATASOURCE, "{name}: {part}");
         }
         for variable in &variables[1..3] {
-            // Other programs have a metric such as process_open_fds, too, so "All" must be the
-            // listed values.
+            // Other programs have a metric such as process_open_fds, too. So "All" must mean the
+            // listed values, not every value.
             assert!(variable["allValue"].is_null(), "{name}: All of {} goes beyond the list", variable["name"]);
         }
     }

@@ -1,4 +1,4 @@
-//! The metrics page, the dashboards, the rules and their documentation, as other tools read them.
+//! The metrics page, the dashboards, the rules, and the list of metrics and alerts in `grafana`.
 //!
 //! [`boards`] defines the dashboards, [`dashboards`] checks their files, [`rules`] the recording
 //! rules and alerts, [`reference`] the list of metrics in `grafana/README.md`, [`scale`] the size
@@ -6,8 +6,8 @@
 //! `SLUICE_UPDATE=1` writes the generated files.
 //!
 //! `promtool` and `prometheus` come with Prometheus (`apt-get install prometheus`). Without
-//! promtool, the tests that need it print a message and pass: it checks the form of files and of
-//! the page, not the gateway. The test with Prometheus is ignored by default, because it takes half
+//! promtool, the tests that need it print a message and pass, because promtool checks only the form
+//! of files and of the page. The test with Prometheus is ignored by default, because it takes half
 //! a minute.
 
 mod boards;
@@ -35,7 +35,8 @@ fn read(name: &str) -> String {
     fs::read_to_string(path(name)).unwrap_or_else(|error| panic!("grafana/{name}: {error}"))
 }
 
-/// Compares a generated text with the file; first writes the file if `SLUICE_UPDATE` is set.
+/// Checks that a generated text equals the file. If `SLUICE_UPDATE` is set, writes the text into
+/// the file first.
 fn golden(name: &str, wanted: &str) {
     if std::env::var_os("SLUICE_UPDATE").is_some() {
         fs::write(path(name), wanted).unwrap();

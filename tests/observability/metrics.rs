@@ -1,6 +1,6 @@
 //! The metrics and labels that an expression names.
 //!
-//! They are compared with the table of metric families.
+//! Tests compare them with the table of metric families.
 
 use sluice_gateway::telemetry::families::{self, Family, MetricKind};
 

@@ -1,11 +1,11 @@
-//! Panels and dashboards as tables, and the JSON that Grafana imports: schema 39 (Grafana 10 and
-//! later).
+//! Definitions of panels and dashboards, and the JSON that Grafana imports from them, with schema
+//! 39 (Grafana 10 and later).
 //!
-//! Selectors are written with a placeholder, so that no expression can miss a filter: `{@gw}`
-//! selects gateways by `$job` and `$instance`, `{@pool}` also by `$pool`, `{@model}` also by
-//! `$model`, `{@req}` by all four, `{@class}` also by `$class`; `{@engine}` by pool and class,
-//! `{@key}` by `$key`, `{@tenant}` by key and class. Positions and ids follow from the order of the
-//! panels.
+//! Every selector is a placeholder, so that no expression can miss a filter. `{@gw}` selects
+//! gateways by `$job` and `$instance`, and all others do so too. In addition, `{@pool}` selects by
+//! `$pool`, `{@model}` by `$model`, `{@req}` by both, `{@class}` by `$class` and both, `{@engine}`
+//! by `$pool` and `$class`, `{@key}` by `$key`, and `{@tenant}` by `$key` and `$class`. Positions
+//! and ids of panels follow from their order.
 
 use serde_json::{Value, json};
 
@@ -22,10 +22,10 @@ const FILTERS: [(&str, &str); 8] = [
     ("@gw", "job=~\"$job\",instance=~\"$instance\""),
 ];
 
-/// The relation between the value for several replicas and the value of each replica.
+/// How the value for several replicas follows from the value of each replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replicas {
-    /// Requests, tokens, work in flight.
+    /// The sum of the values: requests, tokens, work in flight.
     Add,
     /// A value between the minimum and the maximum: shares, quantiles, and shared objects such as
     /// backends.
@@ -38,7 +38,8 @@ pub(crate) struct Target {
     pub(crate) expr: String,
     pub(crate) legend: String,
     pub(crate) replicas: Replicas,
-    /// The reason why the expression may have no data: all is well, or a feature is not in use.
+    /// The reason why the expression may have no data, for example that all is well, or that a
+    /// feature is not in use.
     pub(crate) may_be_empty: Option<&'static str>,
 }
 
@@ -68,7 +69,7 @@ impl Target {
     }
 }
 
-/// The legend of series with these labels, such as "pool, backend".
+/// The legend for series with the labels in `by`, such as "pool, backend".
 pub(crate) fn legend(by: &str) -> String {
     by.split(", ").map(|label| format!("{{{{{label}}}}}")).collect::<Vec<_>>().join(" ")
 }
@@ -145,7 +146,7 @@ pub(crate) fn heatmap(title: &'static str, unit: &str, bucket: Target) -> Panel 
     Panel { kind: "heatmap", title, about: "", more: None, size: (12, 9), targets: vec![bucket], field, options }
 }
 
-/// Each value has a name and a colour.
+/// A timeline of states. Each value has a name and a colour.
 pub(crate) fn timeline(title: &'static str, words: &[(u32, &str, &str)], targets: Vec<Target>) -> Panel {
     let shown = words
         .iter()
@@ -161,7 +162,7 @@ pub(crate) fn timeline(title: &'static str, words: &[(u32, &str, &str)], targets
     Panel { kind: "state-timeline", title, about: "", more: None, size: (GRID, 8), targets, field, options }
 }
 
-/// A table with a row for each series that exists now: its labels, without the value.
+/// A table with a row for each series that exists now. The row has the labels without the value.
 pub(crate) fn table(title: &'static str, columns: &[(&str, &str)], series: Target) -> Panel {
     let names: serde_json::Map<_, _> = columns.iter().map(|(label, name)| ((*label).to_owned(), json!(name))).collect();
     let order: serde_json::Map<_, _> =
@@ -184,7 +185,7 @@ impl Panel {
         Self { more: Some(board), ..self }
     }
 
-    /// Links each value to a view of the live page of the replica that has it.
+    /// Links each value to a view of the live page of the replica from which the value comes.
     pub(crate) fn live(mut self, view: &str) -> Self {
         let instance = if self.kind == "table" { "${__data.fields.Replica}" } else { "${__field.labels.instance}" };
         let url = format!("http://{instance}/#{view}");
@@ -196,7 +197,7 @@ impl Panel {
         Self { size: (width, self.size.1), ..self }
     }
 
-    /// Stacks the areas, for parts of a whole.
+    /// Stacks the areas of the series, which are parts of a whole.
     pub(crate) fn stacked(mut self) -> Self {
         self.field["custom"]["stacking"]["mode"] = json!("normal");
         self.field["custom"]["fillOpacity"] = json!(25);
@@ -208,7 +209,7 @@ impl Panel {
         self
     }
 
-    /// Removes the axis's minimum, for values that may be negative.
+    /// Removes the minimum of the axis, because values may be negative.
     pub(crate) fn signed(mut self) -> Self {
         if let Some(field) = self.field.as_object_mut() {
             field.remove("min");

@@ -1,13 +1,15 @@
 //! Runs promtool, the checker of Prometheus.
 //!
-//! One test here checks the metrics page with it; others check expressions and rules.
+//! The test in this file checks the metrics page with promtool. Other files check expressions and
+//! rules with it.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 
 use sluice_gateway::telemetry::Telemetry;
 
-/// `None`, with a message, when it is not installed.
+/// Whether promtool accepts the input, and its output. If promtool is not installed, prints a
+/// message and returns `None`.
 pub(crate) fn promtool(args: &[&str], input: &str) -> Option<(bool, String)> {
     let spawned =
         Command::new("promtool").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();

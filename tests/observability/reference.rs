@@ -9,10 +9,10 @@ use crate::{golden, read};
 const BEGIN: &str = "<!-- metrics: generated from src/gateway/telemetry/families.rs, do not edit -->\n";
 const END: &str = "<!-- end of metrics -->\n";
 
-/// Buckets that are listed one by one.
+/// Maximum number of bucket bounds that the list names one by one.
 const LISTED: usize = 24;
 
-/// The bucket bounds of a histogram, each as short as possible; empty for other metrics.
+/// The bucket bounds of a histogram, each with as few digits as possible. Empty for other metrics.
 fn bounds(family: &Family) -> String {
     let MetricKind::Histogram(bounds) = family.kind else { return String::new() };
     let each: Vec<String> = bounds.iter().map(f64::to_string).collect();

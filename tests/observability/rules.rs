@@ -1,6 +1,6 @@
 //! The recording rules and alerts.
 //!
-//! promtool accepts them, and each alert is tested and documented.
+//! promtool accepts them. Each alert has a test and a section in `grafana/README.md`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::{path, read};
 const RULES: &str = "prometheus/rules.yml";
 const ALERTS: &str = "prometheus/alerts.yml";
 const TESTS: [&str; 2] = ["prometheus/test.yml", "prometheus/test-days.yml"];
-/// The start of a test in a test file of rules, and of an alert in a file of rules.
+/// Beginning of a test in a file of tests for rules.
 const TEST: &str = "\n  - name: ";
 const ALERT: &str = "- alert: ";
 
@@ -20,7 +20,8 @@ fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines().filter_map(move |line| line.trim_start().strip_prefix(key))
 }
 
-/// The tests of an alert, each as a separate file: the head of its file and the one test.
+/// The tests of an alert. Each becomes a separate file, which has the head of the original file and
+/// this one test.
 fn tests_of(alert: &str) -> Vec<String> {
     let of_file = |file: &str| {
         let text = read(file);
@@ -32,7 +33,7 @@ fn tests_of(alert: &str) -> Vec<String> {
     TESTS.iter().flat_map(|file| of_file(file)).collect()
 }
 
-/// The alerts, where the expression of `name` never holds.
+/// The file of alerts, changed so that the expression of the alert `name` never holds.
 fn without(alerts: &str, name: &str) -> String {
     let (before, rest) = alerts.split_once(&format!("{ALERT}{name}\n")).unwrap();
     let (_, after) = rest.split_once("        labels:").unwrap();
@@ -97,8 +98,8 @@ fn every_alert_has_a_case_that_fires_and_one_that_does_not() {
         for test in &tests {
             let asks = format!("ALERTS{{alertname=\"{name}\",alertstate=\"firing\"}}");
             let silent = test.lines().any(|line| line.contains(name) && line.contains("exp_samples: []"));
-            // The expected samples list all firing series, so the second series of the same test
-            // must not fire.
+            // The expected samples list all series that fire. So if a test has a second series,
+            // this series must not fire.
             let complete = test.contains(&format!("expr: {asks}\n")) && test.matches("series: ").count() > 1;
             assert!(silent && complete, "{name} has no case in which it does not fire");
             let file = folder.path().join("test.yml");

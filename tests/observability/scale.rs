@@ -1,5 +1,5 @@
-//! The size of the metrics page is bounded by the configuration, for all requests of clients and
-//! any uptime.
+//! The configuration bounds the size of the metrics page, whatever clients request and however long
+//! the gateway runs.
 //!
 //! `cargo bench --bench telemetry` measures the time that the page takes.
 
@@ -18,13 +18,13 @@ use tokio::time::{Instant, advance};
 
 /// Maximum size of a page with 200 backends, 50 models, 8 classes and 100 keys: 3 MB.
 const MAX_BYTES: usize = 3_000_000;
-/// Set in the environment of the process that simulates a day.
+/// Variable in the environment of the process that simulates a day.
 const DAY: &str = "SLUICE_TEST_DAY";
 const HOURS: u32 = 24;
 const ROUND: Duration = Duration::from_secs(10);
 const ROUNDS_OF_A_SCRAPE: u32 = 180;
-/// Allowed growth of resident memory from the first hour to the last, bytes: memory that an
-/// allocator retains. A leak of 100 bytes per request would add 130 MB.
+/// Allowed growth of resident memory from the first hour to the last, in bytes, because the
+/// allocator may retain memory. A leak of 100 bytes per request would add 130 MB.
 const SLACK: u64 = 6 << 20;
 
 fn series(page: &str) -> impl Iterator<Item = &str> {
@@ -41,7 +41,7 @@ fn values(page: &str) -> BTreeMap<&str, BTreeSet<&str>> {
     found
 }
 
-/// A record with all texts that clients can choose: ids, paths and models that do not exist.
+/// A record in which a client has made up every text that it can choose: ids, path and model.
 fn strange(number: u32) -> Record {
     Record {
         request_id: format!("client-{number}").into(),
@@ -107,7 +107,7 @@ fn large(shape: &Large) -> Telemetry {
     telemetry
 }
 
-/// As many phases as an engine has.
+/// As many phases as there are.
 const PHASES: [&str; 12] =
     ["start", "warm_up", "serve", "drain", "stop", "backoff", "hold", "probe", "adopt", "wait", "sleep", "wake"];
 
@@ -130,12 +130,13 @@ fn two_hundred_backends_and_fifty_models_have_a_bounded_page() {
         let labels = values(&page);
         let count = |label: &str| labels.get(label).map_or(0, BTreeSet::len);
         let pools = 2 * shape.pairs;
-        // One more value: a request that was refused early has no pool, class or model.
+        // `pool` may also be empty, because a request that was refused early has no pool.
         assert_eq!(
             [count("pool"), count("backend"), count("key")],
             [pools + 1, pools * shape.backends_of_a_pool, KEYS]
         );
-        // Objectives have every class and every model that their rule admits.
+        // The metrics of objectives name every class and every model that the rule for merging
+        // leaves.
         assert!(count("class") > CLASSES && count("model") > 30, "{} {}", count("class"), count("model"));
     }
 }
@@ -146,9 +147,11 @@ fn resident() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Records the requests of ten seconds: many with existing models, and one of each bad kind.
+/// Records the requests of ten seconds. Many are for existing models, and there is one of each bad
+/// kind.
 fn requests(telemetry: &Telemetry, traffic: &[Record], round: u32) {
-    // Spread so that every pool has requests within five minutes, the window of attainment.
+    // The rounds differ, so that every pool has requests within five minutes, the window of
+    // attainment.
     let first = round as usize * 7;
     for index in 0..20 {
         let mut record = traffic[(first + 60 * index) % traffic.len()].clone();
@@ -164,7 +167,7 @@ fn requests(telemetry: &Telemetry, traffic: &[Record], round: u32) {
     telemetry.record(&record(Outcome::Shed(ShedReason::QueueFull)));
 }
 
-/// Runs in a separate process, because other tests of this program use memory, too.
+/// The measurement runs in a separate process, because other tests of this program use memory, too.
 #[test]
 fn a_day_adds_neither_series_nor_memory() {
     if std::env::var_os(DAY).is_some() {
@@ -195,7 +198,8 @@ fn a_day() {
             advance(ROUND).await;
         }
         let (names, memory) = first.unwrap();
-        // A scrape removes backends that are in no pool, of which the traffic has one.
+        // The traffic has one backend that is in no pool. A scrape removes the series of such
+        // backends.
         telemetry.page();
         let last = (series(&telemetry.page()).count(), resident());
         println!(

@@ -1,5 +1,5 @@
-// The checks of the live page, in the order of an operator's visit. Each is one line of output; the
-// last line counts them. After a check that fails, the others run as well.
+// The checks of the live page, in the order of an operator's visit. Each prints one line, and the
+// last line counts them. If a check fails, the others still run.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -38,7 +38,7 @@ const row = (backend, on = page) => on.locator(".engines tr", { has: on.locator(
 const button = (backend, action, on = page) => row(backend, on).locator(`[data-action=${action}]`);
 
 async function violations(on) {
-  // Runs as a script of the browser, which the page's policy does not restrict.
+  // axe runs as a script of the browser, which the page's policy does not restrict.
   await on.evaluate(axe);
   const { violations } = await on.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
   const serious = violations.filter(found => ["serious", "critical"].includes(found.impact));
@@ -167,8 +167,8 @@ async function checks() {
 
   await check("the tuner proposes; approve, freeze and resume work", async () => {
     await show(page, "tuner");
-    // The tuner measures for at least ten seconds, and restarts when a backend enters or leaves
-    // rotation: hence before the drain.
+    // This check comes before the drain, because the tuner measures for at least ten seconds and
+    // begins anew when a backend enters or leaves rotation.
     await page.locator(".events .chip", { hasText: "proposed" }).waitFor({ timeout: 40_000 });
     await page.locator("[data-action=approve]").first().click();
     await page.click("#confirm-yes");
@@ -268,7 +268,7 @@ async function checks() {
   });
 
   await check("a link to a thing shows it, also after a reload", async () => {
-    // The gateway keeps the latest requests only.
+    // The gateway keeps only the latest requests, so a new one is sent.
     await rig.chat("visit/2", "a question");
     for (const [address, said] of [...Object.values(THINGS), ["#request=visit/2", "visit/2"]]) {
       await page.goto(rig.admin + "/" + address);

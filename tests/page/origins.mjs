@@ -1,5 +1,5 @@
-// Pages of other origins in a browser, in front of a gateway with a simulated engine: an origin
-// that server.cors lists, and one that it does not list. A gateway without the setting passes on
+// Pages of two other origins in a browser, which use a gateway with a simulated engine: an origin
+// that server.cors lists, and one that it does not list. A gateway without server.cors passes on
 // the engine's policy. The last line is "N passed, N failed".
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";

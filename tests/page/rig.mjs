@@ -1,6 +1,6 @@
-// The setup of the checks: an engine, a gateway with two more, a load, a browser. Everything
-// listens on loopback on free ports, and only processes that were started here are ended, by their
-// ids.
+// The setup of the checks: an engine, a gateway that runs two more engines, a load, and a browser.
+// Everything listens on free ports of loopback. The setup ends only processes that it has started,
+// by their ids.
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { mkdtempSync, openSync, readFileSync, writeFileSync } from "node:fs";
@@ -127,7 +127,7 @@ export class Rig {
       const ended = new Promise(resolve => child.once("exit", resolve));
       child.kill("SIGCONT");
       child.kill("SIGTERM");
-      // The gateway waits for requests that run; a second signal cuts them.
+      // The gateway waits for requests that run. A second signal cuts them.
       await Promise.race([ended, pause(3000).then(() => child.kill("SIGTERM"))]);
       await Promise.race([ended, pause(5000).then(() => child.kill("SIGKILL"))]);
     }

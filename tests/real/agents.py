@@ -1,11 +1,13 @@
 """Calls of coding agents, as `tests/real/clients` makes them: agents.py NAME FOLDER URL.
 
 NAME is `codex` (OpenAI's, which uses /v1/responses) or `claude` (Claude Code, which uses
-/v1/messages); FOLDER has the installed programs. Prints one JSON object, a call a member.
+/v1/messages). FOLDER has the installed programs. Prints one JSON object with a member for each
+call.
 
-The model says what the prompt asks for (`parrot.py`), so an agent gets answers and calls of tools.
-It runs them: only `echo`. The agent has an empty home and no variable of the caller. A proxy that
-does not exist keeps it from every address but the URL.
+The model says the text that the prompt asks for (`parrot.py`), so an agent gets answers and calls
+of tools. The only tool that it is asked to run is `echo`. The agent has an empty home and no
+environment variable of the caller. Its proxy does not exist, so it reaches no address except the
+URL.
 """
 
 import json
@@ -57,7 +59,7 @@ def tool(name, **arguments):
 
 
 class Agent:
-    """A program with a separate home; `lines` are the JSON objects that it prints."""
+    """A program with a separate home. `lines` are the JSON objects that the program prints."""
 
     def __init__(self, folder, *command, **variables):
         self.command, self.home = command, pathlib.Path(folder) / "home"
@@ -96,7 +98,7 @@ def codex(folder, url):
         return without(agent.lines("--json", "--skip-git-repo-check", *arguments), *ids)
 
     def refused(*arguments):
-        """The statuses of responses; Codex shows only their text."""
+        """The statuses of refused calls. Codex shows only the text of a response."""
         return re.findall(r"unexpected status (\d+)", json.dumps(seen(*arguments)))
 
     # A tool's result contains a random id, so its number of tokens varies.
@@ -111,7 +113,7 @@ def claude(folder, url):
     program = folder / "node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs"
     agent = Agent(folder, "node", program, "-p", "--verbose", "--output-format", "stream-json",
                   ANTHROPIC_BASE_URL=url, **CLAUDE)
-    # The members of the last line that follow from the responses.
+    # The members of the last line whose values follow from the responses.
     result = ("subtype", "is_error", "api_error_status", "result", "stop_reason", "num_turns")
 
     def seen(*arguments):

@@ -1,8 +1,8 @@
-"""vLLM's own argument parser on many command lines in one process: a start of vLLM for each would
-take minutes.
+"""vLLM's own argument parser on many command lines in one process, because a start of vLLM for each
+would take minutes.
 
-Runs with the environment's Python; reads a JSON list of argv on stdin, writes a list of [exit
-status, last line of stderr].
+Runs with the Python of ./setup. Reads a JSON list of command lines from stdin, and writes a list
+with [exit status, last line of stderr] for each.
 """
 
 import contextlib

@@ -5,8 +5,8 @@ Usage: capture.py ROOT OUT [PART...]      (./setup prints ROOT)
 Parts: main, engine_death, busy, refused, refused_things
 
 Every case writes NAME.head (status line and headers) and NAME.sse | .json | .txt (body after
-de-chunking, unchanged); index.json lists the requests. Fixtures are captured output: never edit
-one, capture again. Sampling is seeded; ids, times and (for n > 1) the interleaving of choices
+de-chunking, unchanged); index.json lists the requests. Fixtures are captured output, so never edit
+one, but capture again. Sampling is seeded; ids, times and (for n > 1) the interleaving of choices
 differ between runs.
 """
 
@@ -51,7 +51,7 @@ class Shelf:
     def write(self, name, data):
         if isinstance(data, str):
             data = data.encode()
-        # Local paths are replaced; they occur only in /v1/models.
+        # Local paths, which occur only in /v1/models, are replaced.
         data = data.replace(str(ROOT).encode(), b"/cache").replace(str(pathlib.Path.home()).encode(), b"/home/user")
         if len(data) > KEEP_BYTES:
             half = KEEP_BYTES // 2
@@ -105,7 +105,7 @@ def chats(shelf, server):
 
 
 def tool_calls(shelf, server, key):
-    """A tool call that the grammar forces; random weights fill it with noise."""
+    """A tool call that the grammar forces, and that random weights fill with noise."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     named = {"type": "function", "function": {"name": "f"}}
     base = {**SAMPLING, "messages": MESSAGES, "tools": [tool], "tool_choice": named, "ignore_eos": False}
@@ -192,8 +192,8 @@ def raw(shelf, server):
 
 
 def load(server):
-    """Some traffic, so that the metrics page has values: 24 concurrent streams, a few of which are
-    aborted."""
+    """Makes some traffic, so that the metrics page has values: 24 concurrent streams, of which a
+    few are aborted."""
     calls = []
     for i in range(24):
         length = 4000 if i % 8 == 7 else 64
@@ -215,8 +215,8 @@ def metrics(shelf, server):
     load(server)
     until_idle(server)
     text = call(server.url, "GET", "/metrics").text()
-    # Histograms of three dozen buckets each fill the page: all series are kept, but buckets only of
-    # the histograms that a proxy reads.
+    # Histograms of three dozen buckets each would fill the page. So the capture keeps the buckets
+    # only of the histograms that a proxy reads, and all other series.
     wanted = ("time_to_first_token", "inter_token_latency", "request_time_per_output_token", "e2e_request_latency")
     lines = [x for x in text.splitlines() if "_bucket{" not in x or any(w in x for w in wanted)]
     shelf.write("metrics.txt", "\n".join(lines) + "\n")
@@ -253,8 +253,8 @@ def death(shelf, server, name, sign, folder):
 
 
 def engine_death(shelf, root, folder):
-    """The engine process is killed, the API server lives on: a running stream, the next request and
-    /health."""
+    """The engine process is killed while the API server lives on. Captures a running stream, the
+    next request and /health."""
     server = Vllm("fatal", root, folder, 8192).healthy()
     body = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 8000}
     path = "/v1/chat/completions"
@@ -382,7 +382,7 @@ def main():
 
 
 def one_server(shelf, root, folder):
-    """Every case of a server without special flags; the last one kills it."""
+    """Captures every case of a server without special flags. The last case kills the server."""
     server = Vllm("main", root, folder, 8192)
     other = Vllm("other", root, folder, 8192)
     try:

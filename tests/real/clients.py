@@ -19,7 +19,8 @@ ANTHROPIC = {"model": "tiny", "max_tokens": 6, "messages": TALK, "extra_body": {
 ANSWER = {"model": "tiny", "temperature": 0, "max_output_tokens": 6, "input": "The quick brown fox"}
 # Attributes that differ between two calls of the same kind.
 VARY = {"id", "created", "created_at", "completed_at", "request_id", "item_id", "_request_id", "permission", "root"}
-# Attempts until two streams are alike: a busy vLLM cuts the same text into different events.
+# Attempts until two streams are equal, because a busy vLLM cuts the same text into different
+# events.
 TRIES = 8
 
 
@@ -82,7 +83,8 @@ def seen(value):
 
 
 def joined(events):
-    """A stream as its text by choice, its kinds of events without repetition, and its last usage.
+    """The comparable parts of a stream: the text of each choice, the kinds of events without
+    repetitions, and the last usage.
     """
     texts, kinds, usage, reasons = {}, [], None, []
     for event in events:

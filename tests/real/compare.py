@@ -3,9 +3,9 @@ errors.
 
 Values that differ between any two servers are replaced by their kind: ids by their prefix, times,
 generated text and tokens, log probabilities, lengths that follow from text. Everything else must be
-equal, including the order of keys. Of a stream the sequence of kinds of events is compared, per
-choice, because timing decides how tokens are merged into events: neighbours of one kind count as
-one, and so do a choice's last text and the end that follows it.
+equal, including the order of keys. For a stream, the sequence of kinds of events is compared for
+each choice. Timing decides how tokens are merged into events. So neighbouring events of one kind
+count as one event, and so do the last text of a choice and the end that follows it.
 """
 
 import json
@@ -14,7 +14,7 @@ import re
 # Fields whose values differ between runs.
 VOLATILE = {"created", "created_at", "text", "content", "delta", "token", "logprob", "bytes", "token_logprobs", "text_offset", "top_logprobs",
             "token_ids", "rank", "decoded_token", "system_fingerprint", "expires_after", "prompt", "sequence_number", "tokens"}
-# Routes whose field `tokens` is compared by value: it follows from the text of the request.
+# Routes whose field `tokens` is compared by value, because it follows from the text of the request.
 KEEP_TOKENS = ("/tokenize",)
 HEADERS_ASIDE = {"date", "content-length", "connection", "keep-alive", "transfer-encoding"}
 ID = re.compile(r"^(chatcmpl|cmpl|resp|msg|modelperm|embd)[-_][0-9a-f]{16}$")
@@ -59,7 +59,7 @@ def shape(value, name="", tokens=False):
 
 
 def events(text):
-    """Events of a stream as shapes, per choice, equal neighbours joined."""
+    """The shapes of a stream's events for each choice. Equal neighbours are joined."""
     found = {}
     for block in text.split("\n\n"):
         if not block:
@@ -96,7 +96,8 @@ def events(text):
 
 
 def unfinished(label, value):
-    """The event as it reads before the choice ends: a slow reader gets the last tokens in one."""
+    """The event without the end of the choice, because a slow reader gets the last tokens and the
+    end in one event."""
     if isinstance(value, dict) and value.get("choices"):
         ended = {"finish_reason": None, "stop_reason": None}
         choices = [{k: ended.get(k, v) for k, v in one.items()} for one in value["choices"]]

@@ -1,5 +1,5 @@
-"""Compares the simulator with a real vLLM on the CPU: same flags, same requests, every difference
-listed.
+"""Compares the simulator with a real vLLM on the CPU, with the same flags and requests, and lists
+every difference.
 
 Usage: conformance.py ROOT [PART...]                      (ROOT from ./setup; all parts if none)
        conformance.py ROOT --against REAL_URL SIM_URL     (running servers; requests, metrics)
@@ -26,8 +26,8 @@ from gateway import binary
 from script import BASE, TEXT, script
 from wire import Call, call
 
-# The request's name and the part that differs, both as regular expressions, and the reason for
-# which the difference is accepted.
+# Each line has the name of a request and the part that differs, both as regular expressions, and
+# the reason for which the difference is accepted.
 ACCEPTED = [
     (r"metrics", r"python_.*", "there is no Python"),
     # Three results occur with the same server: an error event, a chunk whose finish reason is
@@ -71,8 +71,8 @@ class Sim(Process):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [binary(), "sim", root / "tiny", "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager", "--seed", "0"]
-        # A model this small would be faster than the timer: at 6 ms a step each token is a separate
-        # event.
+        # At full speed, steps of such a small model would be shorter than the timer's resolution.
+        # At 6 ms a step, each token is a separate event.
         command += ["--host", "127.0.0.1", "--port", self.port, "--sim-speed", "0.1", "--sim-startup", "1", *flags]
         super().__init__(name, command, pathlib.Path(folder) / f"{name}.log", {"VLLM_CACHE_ROOT": str(root / "cache"), **(env or {})})
 
@@ -117,7 +117,7 @@ def families(page):
             bound = labels.pop("le")
             if bound not in family["buckets"]:
                 family["buckets"].append(bound)
-        # Labels whose values are known in advance are compared by value.
+        # The values of a label are compared only if they are known in advance.
         family["labels"].add(tuple(sorted((k, v if k in ("reason", "source", "finished_reason", "sleep_state", "engine", "model_name") else "") for k, v in labels.items())))
     return found
 
@@ -135,7 +135,7 @@ def metrics(tally, real, sim):
 
 
 def children(pid):
-    """Names of all processes below `pid`, sorted, Python's own helpers left out."""
+    """The sorted names of all processes below `pid`, without Python's own helpers."""
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     below = collections.defaultdict(list)
     for line in table.splitlines():
@@ -150,7 +150,7 @@ def children(pid):
 
 
 def kinds(log):
-    """Log lines without numbers, paths and addresses: process, level and text."""
+    """The lines of a log without numbers, paths and addresses, as process, level and text."""
     found = []
     for line in log.splitlines():
         hit = re.match(r"^\((\w+) pid=\d+\) (\w+) \d\d-\d\d \d\d:\d\d:\d\d \[([\w.]+):\d+\] ?(.*)$", line)
@@ -201,8 +201,8 @@ def process(tally, real, sim):
     tally.same("process", "landmarks of the log", landmarks(real.text()), landmarks(sim.text()))
 
 
-# Command lines for the parser alone. The simulator refuses accepted ones because of their port,
-# with another status.
+# Command lines that only the parser sees. If the simulator's parser accepts one, the simulator then
+# refuses its port, with another status.
 ARGUMENTS = """
 m --port http | m --port | m --what 3 | m --what=3 x --foo | m extra | m --max-num-s 4 | m --max-num 4 | m --max-num-seqs=0 | m --max-num-seqs 1k
 m --max-num-seqs auto | m --max-num-seqs 1.5 | m --max-model-len auto | m --max-model-len -1 | m --max-model-len 1.5K | m --max-model-len 32k
@@ -237,7 +237,8 @@ def arguments(tally, root):
 
 
 def refusals(root, port):
-    """Flags with which no server starts: name, flags, environment, flags for the simulator only."""
+    """Flags with which neither server starts: name, flags, environment, and flags for the simulator
+    only."""
     tiny = [str(root / "tiny"), "--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager"]
     return [
         ("removed flags", [*tiny, "--swap-space", "4", "--disable-log-requests"], {}, []),
@@ -251,7 +252,7 @@ def refusals(root, port):
     ]
 
 
-# The reason is searched from the end of the log.
+# The pattern of a reason, which is searched from the end of the log.
 REASON = re.compile(r"(\w[\w.]*(?:Error|Exception): .*|vllm(?: serve)?: error: .*|  (?:Value error, |Input should).*)")
 NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 # All versions of Python refuse the same arguments; the rest of the message depends on the version.
@@ -260,7 +261,7 @@ CUT = re.compile(r" \[type=.*| See https?:.*| \(which also controls CPU memory o
 
 def last_words(text, numbers):
     found = [CUT.sub("", line) for line in REASON.findall(text) if "ulimit" not in line]
-    # The parent's own error is only that the engine failed.
+    # The error of the parent process says only that the engine failed, so it is left out.
     causes = [line for line in found if "initialization failed" not in line] or found
     words = causes[-1] if causes else ""
     return words if numbers else NUMBERS.sub("#", words)

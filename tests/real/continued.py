@@ -4,16 +4,17 @@ messages of Anthropic's form.
 Usage: continued.py ROOT [ROUNDS [STREAMS]]      (ROOT from ./setup; `./continued` does both steps)
 
 Two vLLM servers serve one pool. Each prompt is first answered without interruption, at temperature
-0. Then, in each round, all prompts are streamed again, one engine gets SIGKILL at a random moment,
-and starts again: all of its processes in two rounds, then its engine core alone in two. A stream
-may be cut only if the gateway's access log has the reason. Each other answer must be whole: one
-role, one id, one finish reason, the last event, and the usage of the whole (with
-`usage = "continuous"`, so that the first engine counts).
+0. Then, in each round, all prompts are streamed again, and one engine gets SIGKILL at a random
+moment and starts again. In two rounds all processes of the engine get the signal, then in two
+rounds its engine core alone. A stream may be cut only if the gateway's access log has the reason.
+Each other answer must be whole. It has one role, one id, one finish reason, the last event, and the
+usage of the whole answer (with `usage = "continuous"`, so that the first engine counts).
 
-A third of the answers is noise. The program prints how many of these equal the uninterrupted ones:
-the second engine tokenizes the text so far anew and can choose other tokens. All others say a
-given text (`parrot.py`), so that every character is compared: emoji and other letters of several
-tokens each, blanks, a stop string behind the text, and a text that ends at `max_tokens`.
+A third of the answers is noise. The program prints how many of these equal the uninterrupted ones,
+because the second engine tokenizes the text so far anew and can choose other tokens. All other
+answers say a given text (`parrot.py`), so that every character is compared. The texts have emoji
+and other letters of several tokens each, blanks, and a stop string behind the text, or end at
+`max_tokens`.
 
 The last line is `N passed, N failed`; the exit status is 1 when a round failed. Logs stay in
 ROOT/continued/.
@@ -34,12 +35,12 @@ from gateway import Gateway, pool
 from wire import Call
 
 CHAT, TEXT, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-# Of parrot.py, which needs vLLM to be imported.
+# Copies of constants of parrot.py, which cannot be imported without vLLM.
 MARK, SEPARATOR = "Repeat after me: ", " <|> "
 STREAMS = int(sys.argv[3]) if len(sys.argv) > 3 else 16
 TOKENS = 300
 WORDS = "water gate stone river night light field house morning letter wall paper".split()
-# Streams have begun, and none has ended yet.
+# Seconds after which an engine is killed. Streams have begun by then, and none has ended.
 KILL_AFTER = (0.2, 1.5)
 
 
@@ -217,7 +218,8 @@ def main():
             moved, passed, failed = moved + count, passed + is_good, failed + (not is_good)
             dead = number % 2
             engines[dead] = start(dead, engines[dead].port).healthy()
-            # An engine on probation gets few requests, until one succeeds.
+            # A further request is sent, because an engine on probation gets few requests until one
+            # succeeds.
             until("both engines serve", lambda: Answered(gate.url, 0).end() and gate.metric("sluice_backend_state", state="ready") == 2, 60)
         if moved == 0:
             print("  no stream was continued", flush=True)

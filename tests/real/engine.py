@@ -1,9 +1,9 @@
-"""Starts and stops processes for the real-engine suite: vLLM servers, the gateway, anything with a
-log and a port.
+"""Starts and stops processes for the real-engine suite, such as vLLM servers and the gateway.
 
-A process gets a separate session, so that its whole tree can be ended by its group and nothing else
-can be hit. Every wait is for a condition and has a deadline. Logs stay on disk for the post-mortem.
-Standard library only, so that it also runs before the environment exists.
+A process gets a separate session, so that its process group has the whole tree of the process and
+nothing else, and can be ended as a whole. Every wait is for a condition and has a deadline. Logs
+stay on disk for the post-mortem. Standard library only, so that it also runs before the environment
+exists.
 """
 
 import os
@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
-# A cold start imports torch three times over; 2 shared cores took up to 50 s.
+# A cold start imports torch in three processes, which took up to 50 s on 2 shared cores.
 START_SECONDS = 240
 STOP_SECONDS = 20
 # Whether the engines have vLLM's frontend in Rust. It lowers a number of tokens that is too high
@@ -127,7 +127,7 @@ def environment(root):
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CACHE_ROOT": str(root / "cache"),
         "PYTHONUNBUFFERED": "1",
-        # Three processes import torch at each start: cached bytecode saves about 20 s of it.
+        # Three processes import torch at each start. Cached bytecode saves about 20 s of this time.
         "PYTHONDONTWRITEBYTECODE": "",
         # By default every engine pins its threads to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -162,7 +162,7 @@ class Vllm(Process):
         return total(text, name, **labels)
 
     def running(self):
-        """Requests in the engine, running or waiting."""
+        """The number of requests in the engine, running or waiting."""
         return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
 
 

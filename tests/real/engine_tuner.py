@@ -3,13 +3,13 @@ does not stop.
 
 Usage: engine_tuner.py ROOT [WHOLE]      (ROOT from ./setup; `./engine_tuner` does both steps)
 
-Both engines start with room for two sequences, which is too few. The tuner restarts one with more,
-gives it copies of requests, compares it with the other, and then changes the other, too. That takes
-about 20 minutes on two cores. WHOLE does it, with clients that pause between requests: without
-pauses the four processes of the engines wait longer for a core than requests wait for an engine,
-and the comparison finds nothing. Without WHOLE, the metrics of vLLM name the cause, an operator
-freezes the tuner after the copies, and the engine is changed back. No request may fail. The last
-line is `N passed, N failed`. Logs stay in ROOT/engine_tuner/.
+Both engines start with room for two sequences, which is too few. With WHOLE, the tuner restarts one
+engine with more room, gives it copies of requests, compares it with the other engine, and then
+changes the other engine, too. This takes about 20 minutes on two cores. The clients pause between
+requests. Without pauses, the four processes of the engines would wait longer for a core than
+requests wait for an engine, and the comparison would find nothing. Without WHOLE, the metrics of
+vLLM name the cause, an operator freezes the tuner after the copies, and the engine is changed back.
+No request may fail. The last line is `N passed, N failed`. Logs stay in ROOT/engine_tuner/.
 """
 
 import json
@@ -25,8 +25,8 @@ from gateway import binary
 from tuner import Load, check
 
 NAMES = ("e0", "e1")
-# Objectives missed for 100 s, a restart, copies for 90 s to 5 minutes, a minute to settle, a
-# comparison that may take 45 minutes.
+# Time limit of a decision in seconds. It takes 100 s of missed objectives, a restart, copies for 90
+# s to 5 minutes, a minute to settle, and a comparison that may take 45 minutes.
 DECIDES = 4000
 # Seconds between two requests of a client while an engine starts.
 PAUSE = 10.0
@@ -71,8 +71,8 @@ class Rig:
         return [backend["engine"]["step"] for backend in pools[0]["backends"]]
 
     def pace(self):
-        """Whether both engines serve. While one starts, clients pause; otherwise they would take
-        the cores that it needs for minutes."""
+        """Whether both engines serve. While one starts, clients pause, because otherwise they would
+        take the cores that the start needs for minutes."""
         both = self.steps() == ["serve", "serve"]
         self.load.pause = 0.0 if both else PAUSE
         return both
@@ -100,10 +100,10 @@ class Rig:
 
 
 def too_few_sequences(rig):
-    """The diagnoses, from the metrics of vLLM, that the number of sequences delays requests."""
+    """The diagnoses from vLLM's metrics which say that the limit on sequences delays requests."""
     found = json.loads(get(rig.admin + "/admin/tuner")[1])["groups"][0]["diagnoses"]
-    # Placement may give all requests to one engine: on a machine with few cores, two engines slow
-    # each other down.
+    # A diagnosis for one backend suffices, because placement may give all requests to one engine:
+    # on a machine with few cores, two engines slow each other down.
     return [one for one in found if one["reading"] == "sequences" and one["backends"]]
 
 

@@ -1,12 +1,12 @@
-"""The gateway runs engines that are not vLLM, each for real on a CPU.
+"""The gateway runs real engines on a CPU that are not vLLM.
 
 Usage: engines.py ROOT [NAME...]      (ROOT from ./engines, which does both steps)
 
-For each engine, in this order and under one gateway that starts it: it serves by its own health page;
-no more runs inside than the limit says, counted in the engine; a client that leaves ends the work, or
-keeps the slot where the engine does not notice; an engine that is killed under load comes back and no
-request is lost; an engine that hangs (SIGSTOP) is found and replaced, and no request is lost; requests
-are counted; a start that fails has the class of failure that the engine's own log shows.
+One gateway starts each engine, and the script checks in order: The engine serves by its own health
+page. By a count inside the engine, no more requests run than the limit says. A client that leaves ends
+the work, or keeps the slot if the engine does not notice. An engine that is killed under load comes
+back, and one that hangs (SIGSTOP) is found and replaced; no request is lost. Requests are counted. A
+start that fails has the class of failure that the engine's own log shows.
 
 The last line is `N passed, N failed`; the exit status is 1 when a step failed. Logs stay in ROOT/run/.
 """
@@ -35,7 +35,7 @@ from wire import Call, post
 SITE = pathlib.Path(sysconfig.get_paths()["purelib"])
 START_SECONDS = 120
 SETTLE_SECONDS = 10
-# A backend with requests that sends nothing for this time hangs; longer than any job here.
+# A backend with requests that sends nothing for this time counts as hung. No job takes so long.
 DEADLINE = "8s"
 # Samples a second of the audio that is recognised.
 RATE = 16000
@@ -133,7 +133,7 @@ class Load:
 
 
 class Watch:
-    """The largest value that `read` returns while a block runs, read all the time."""
+    """Calls `read` again and again while a block runs. `peak` is the largest value."""
 
     def __init__(self, read):
         self.read, self.peak, self.over = read, 0, threading.Event()
@@ -167,7 +167,7 @@ def launched(name, command, port, args, keys=""):
 
 
 class Engine:
-    """One kind of engine: its pools, a request, and what is counted inside it."""
+    """One kind of engine: its pools, a request, and the counts inside the engine."""
 
     name, victim = "", "p/w0"
 
@@ -209,7 +209,7 @@ class Engine:
         until("nothing is held", lambda: self.gate.metric("sluice_in_flight") == 0, SETTLE_SECONDS)
 
     def failure(self):
-        # The ports are those of the engines that serve.
+        # The gateway stops first, because the next one uses the same ports for its engines.
         self.gate.stop()
         for label, pools, word in self.failures():
             gate = Gate(self.folder, f"{self.name}-{label}", pools)
@@ -321,7 +321,7 @@ class Triton(Engine):
         return self.infer("alone")
 
     def waited(self):
-        """Microseconds that a request waited inside for the one instance, on average."""
+        """Mean microseconds that a request waited inside Triton for the only instance."""
         pages = [get(f"http://127.0.0.1:{page}/metrics", 10)[1] for page in self.pages]
         sums = [sum(total(page, f"nv_inference_{name}", model="alone") for page in pages)
                 for name in ("queue_duration_us", "request_success")]

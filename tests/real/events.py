@@ -1,13 +1,12 @@
-"""Expected against real cached tokens on a real vLLM on the CPU whose cache is too small.
+"""Compares expected with real cached tokens on a real vLLM on the CPU whose cache is too small.
 
 Usage: events.py ROOT      (ROOT from ./setup; `./events` does both steps)
 
-Conversations grow turn by turn through a gateway, and another client writes to the same engine. The
-engine's cache holds a part of all this, so it evicts. After each request, the gateway's counters
-show the cached tokens that it expected and the tokens that the engine found. The same load runs with `prefix = "estimate"` and with `prefix = "events"`, each
-on a fresh cache and with the same seeds.
+Conversations grow turn by turn through a gateway, and another client writes to the same engine. The engine's cache has room for only a part of all prompts,
+so the engine evicts blocks. After each request, the gateway's counters show the cached tokens that it expected and the tokens that the engine found. The same
+load runs with `prefix = "estimate"` and with `prefix = "events"`, each on a fresh cache and with the same seeds.
 
-Then the cache is reset, and the gateway must expect nothing; and the events as the gateway reads
+Then the cache is reset, and the gateway must expect nothing. Last, the events as the gateway reads
 them are compared with the events as vLLM's own classes decode them.
 
 The last line is `N passed, N failed`; the exit status is 1 when a step failed. Logs stay in

@@ -22,7 +22,7 @@ from gateway import Gateway, certificate, model, pool
 
 # Time limit of a client for all its calls, seconds.
 CLIENT_SECONDS = 120
-# Calls with different results, and the place in .github/docs/clients.md that explains the
+# Calls whose results differ, each with the place in .github/docs/clients.md that explains the
 # difference.
 DIFFERS = {
     "one model": "Paths: the gateway serves /v1/models/{id}",
@@ -34,11 +34,13 @@ CHAT = {
     "model": "tiny", "messages": [{"role": "user", "content": "The quick brown fox"}],
     "temperature": 0, "max_tokens": 6, "ignore_eos": True,
 }
-# Twice the size from which curl asks before it sends (`Expect: 100-continue`).
+# Bytes of a large body: twice the size from which curl asks before it sends (`Expect:
+# 100-continue`).
 LARGE = 2 << 20
 FLAGS = [
     "--allowed-origins", '["*"]',
-    # For agents: a model that calls tools, and token counts that do not depend on earlier calls.
+    # These flags are for agents. They let the model call tools, and make token counts independent
+    # of earlier calls.
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     "--logits-processors", "parrot:Parrot", "--no-enable-prefix-caching",
 ]
@@ -56,7 +58,7 @@ def program(*command):
 
 
 def content(text):
-    """The text of a chat, as one object or as a stream; None if the body is neither."""
+    """The text of a chat, from one object or from a stream. None if the body is neither."""
     lines = [line.removeprefix("data: ") for line in text.split("\n") if line]
     try:
         parts = [json.loads(line) for line in lines if line != "[DONE]"]

@@ -6,14 +6,16 @@ Usage: experiment.py ROOT      (ROOT from ./setup; `./experiment` does both step
 Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in
 ROOT/experiment/.
 
-1. the adapter is not loaded: no request takes part, and the report names the reason why the arm
-   waits;
-2. its folder is configured: the gateway loads it into the running engine, and requests take part;
+1. while the adapter is not loaded, no request takes part, and the report names the reason why the
+   arm waits;
+2. when the adapter's folder is configured, the gateway loads the adapter into the running engine,
+   and requests take part;
 3. each user stays in one arm, requests of the adapter's arm name the adapter upstream, and
    responses pass unchanged;
 4. half of the users are in each arm, all requests are measured, and a report is written;
 5. a stop under load loses no request;
-6. two adapters on an engine with one slot: the slot limit is named as the cause of the wait.
+6. with two adapters on an engine with one slot, the report names the slot limit as the cause of the
+   wait.
 """
 
 import concurrent.futures
@@ -62,8 +64,8 @@ def check(holds, what):
 
 
 def strong(source, folder):
-    """A copy of an adapter with larger weights: with the weights of `setup` the tiny model often
-    generates the same text as without an adapter."""
+    """A copy of an adapter with larger weights, because with the weights of `setup` the tiny model
+    often generates the same text as without an adapter."""
     from safetensors.torch import load_file, save_file
 
     folder.mkdir(exist_ok=True)
@@ -140,8 +142,8 @@ def users_stay_in_their_arm_and_bytes_pass_unchanged(rig):
             arm, said = answer.headers["x-sluice-arm"], answer.json()
             check(rig.arms.setdefault(user, arm) == arm, f"user {user} moved from {rig.arms[user]} to {arm} in round {number}")
             name = {"x/base": "tiny", "x/lora": "ad"}[arm]
-            # The engine's own response: the model is not renamed back, and the text is the
-            # adapter's.
+            # The client must get the engine's own response. The model is not renamed back, and the
+            # text comes from the adapter.
             check(said["model"] == name and said["choices"] == direct[name], f"user {user} in {arm}: {said}, direct {direct[name]}")
 
 

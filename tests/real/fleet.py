@@ -6,13 +6,13 @@ Usage: fleet.py ROOT      (ROOT from ./setup; `./fleet` does both steps)
 Steps, in this order, on the same two engines:
 
 1. both start, with an adapter that the gateway loads;
-2. steady mixed load of streams, on the base model and on the adapter, some prompts long; each
-   engine is restarted in turn with `sluice backend restart NAME --set max-num-seqs=32 --wait`: no
-   request may fail, be cut or be refused, and both engines must run with the new value;
+2. under a steady load of streams, on the base model and on the adapter, with some long prompts,
+   each engine is restarted in turn with `sluice backend restart NAME --set max-num-seqs=32 --wait`.
+   No request may fail, be cut or be refused, and both engines must run with the new value;
 3. invalid changes are refused before any engine is stopped;
-4. the API server of one engine gets SIGKILL: its EngineCore and workers end soon, the engine comes
-   back with its adapter, and another process whose command line contains "vllm serve" survives;
-5. the gateway gets SIGKILL: the next one finds both engines and starts no others next to them;
+4. the API server of one engine gets SIGKILL. Its EngineCore and workers end soon, and the engine
+   comes back with its adapter. Another process whose command line contains "vllm serve" survives;
+5. the gateway gets SIGKILL. The next gateway finds both engines and starts no others next to them;
 6. the gateway stops, and no process is left.
 
 The last line is `N passed, N failed`; the exit status is 1 when a step failed. Logs stay in
@@ -37,9 +37,10 @@ from wire import post
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 4
-# Pause of a client between two requests: starting engines need a share of the machine's two cores.
+# Pause of a client between two requests, because starting engines need a share of the machine's two
+# cores.
 PAUSE_SECONDS = 0.2
-# A start next to an engine under load, on two shared cores.
+# Time limit of a change. An engine starts next to an engine under load, on two shared cores.
 CHANGE_SECONDS = 900
 SEQS = 32
 # Time from SIGKILL of the API server until no process of that engine is left.
@@ -217,7 +218,7 @@ def invalid_changes_are_refused_before_any_engine_stops(fleet):
 
 
 def an_engine_that_lost_its_api_server_is_replaced_whole(fleet):
-    # A process that the gateway did not start, which a kill by name would hit.
+    # The gateway did not start this process, but a kill by name would hit it.
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # vllm serve"])
     try:
         leader = fleet.leaders()["b0"]

@@ -1,14 +1,14 @@
-"""Hostile multipart forms, and starlette's reading of them: the differential test of the gateway's
-form reader.
+"""The differential test of the gateway's form reader: hostile multipart forms, and starlette's
+reading of them.
 
 Usage: forms.py record FILE [COUNT] [SEED]    writes forms and starlette's reading for `cargo test`
        forms.py compare [COUNT] [SEED]        sends forms through a gateway to starlette
 
 `record` writes one JSON object per line. `compare` uses SLUICE_BIN or the release build. Its client
 has a key for the model `open` only, while the engine, which reads forms with starlette, serves
-`closed` too: the engine must never read anything but `open` in a form that the gateway has let
-through, nor refuse one. The forms come from a seed: correct ones, changed at random in one to four
-ways that parsers are known to read differently.
+`closed` too. If the gateway accepts a form, the engine must read `open` in it, and must not refuse
+it. The forms come from a seed. They are correct forms, changed at random in one to four ways that
+parsers are known to read differently.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import threading
 import time
 
 OPEN, CLOSED = "open", "closed"
-# A minimum of forms must be accepted, or the test proves nothing.
+# Minimum share of the forms that must be accepted, because otherwise the test proves nothing.
 LEAST_ACCEPTED = 0.05
 BOUNDARY = "XyZ"
 TYPES = [
@@ -50,7 +50,7 @@ ODD_TYPES = [
     "multipart/form-data;boundary={b};",
     "application/x-www-form-urlencoded",
 ]
-# Spellings of the header of a part called `model` that only some parsers read as that name.
+# Spellings of a part's header that only some parsers read as the name `model`.
 ODD_NAMES = [
     'Content-Disposition: form-data; NAME="model"',
     'Content-Disposition: form-data; Name=model',
@@ -249,8 +249,8 @@ def compare(folder, count=4000, seed=1):
             if answer.status == 200 and said["model"] != OPEN:
                 verdict = "misread"
             elif answer.status == 400 and said["error"].get("code") == 400:
-                # The gateway accepted the form and the engine refused it: they read it differently,
-                # too.
+                # The gateway accepted the form and the engine refused it, so they read it
+                # differently, too.
                 verdict = "refused only by the engine"
             elif answer.status not in (200, 400, 403, 404):
                 raise AssertionError(f"status {answer.status}: {said} for {content_type} {body!r}")

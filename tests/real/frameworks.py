@@ -1,7 +1,8 @@
 """Calls of LangChain and litellm, as `tests/real/clients` makes them: frameworks.py NAME URL.
 
-Prints one JSON object, a call a member. A result is what a program sees: the text, the usage, the
-calls of tools, or the class and status of the exception. None varies at temperature 0.
+Prints one JSON object with a member for each call. A result has the parts that a program sees: the
+text, the usage, the calls of tools, or the class and status of the exception. At temperature 0 no
+result varies.
 """
 
 import functools
@@ -59,7 +60,7 @@ def langchain(url):
 
 
 def litellm(url):
-    # Otherwise the client would fetch the list of models.
+    # Without this, the client would fetch the list of models.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import litellm as module
 
@@ -85,7 +86,7 @@ def litellm(url):
     yield "call of a tool", lambda: called(module.completion(messages=ASK, tools=TOOLS, **base))
     parts = lambda: list(module.completion(messages=ASK, tools=TOOLS, stream=True, **base))
     yield "call of a tool, streamed", lambda: called(module.stream_chunk_builder(parts()))
-    # A base with a slash at its end makes paths with two.
+    # With a slash at the end of the base URL, litellm makes paths with two slashes.
     slash = {**settings, "api_base": url + "/v1/"}
     yield "base with a slash", lambda: seen(module.completion(messages=TALK, **slash))
     text = lambda: module.text_completion(prompt="The quick", **settings)

@@ -11,13 +11,14 @@ import threading
 from engine import HERE, Failed, Process, free_port, get, samples, total, until
 
 START_SECONDS = 20
-# Time that counters may lag behind the end of a request: records are written when the connection is
-# dropped.
+# Time that counters may lag behind the end of a request, because records are written when the
+# connection is dropped.
 SETTLE_SECONDS = 5
 
 
 def binary():
-    """The program under test: SLUICE_BIN, else the release build of this repository."""
+    """The program under test: `SLUICE_BIN`, or if this is not set, the release build of this
+    repository."""
     path = pathlib.Path(os.environ.get("SLUICE_BIN") or HERE.parent.parent / "target/release/sluice")
     if not path.exists():
         raise Failed(f"{path} is missing; build it with `cargo build --release` or set SLUICE_BIN")
@@ -25,7 +26,7 @@ def binary():
 
 
 class Gateway(Process):
-    """`sluice serve` with a generated configuration; waits until it is ready."""
+    """`sluice serve` with a generated configuration. Waits until it is ready."""
 
     def __init__(self, folder, name, pools, models=(), extra="", tls=None):
         folder = pathlib.Path(folder)
@@ -52,8 +53,8 @@ class Gateway(Process):
         return total(self.metrics(), name, **labels)
 
     def idle(self):
-        """Waits until nothing is in flight, queued or reserved: a leaked permit would never be
-        released."""
+        """Waits until nothing is in flight, queued or reserved. A leaked permit would make this
+        wait fail."""
         status, text = get(self.admin + "/metrics")
         if status != 200 or "sluice_" not in text:
             raise Failed(f"{self.name} shows no metrics at {self.admin}/metrics ({status} {text[:200]!r})")
@@ -73,7 +74,7 @@ class Gateway(Process):
 
 
 def pool(name, backends, **keys):
-    """A `[[pool]]` with backends `{name: url}`; values of `keys` are TOML as written."""
+    """A `[[pool]]` with backends `{name: url}`. Values of `keys` are text in TOML."""
     lines = ["[[pool]]", f'name = "{name}"', *(f"{k} = {v}" for k, v in keys.items())]
     for backend, url in backends.items():
         lines += ["[[pool.backend]]", f'name = "{backend}"', f'url = "{url}"']
@@ -102,8 +103,8 @@ class Echo:
     def __init__(self, *models):
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            # Head and body are sent in two writes; with Nagle's algorithm the second would wait for
-            # an acknowledgement.
+            # Head and body are sent in two writes. With Nagle's algorithm, the second write would
+            # wait for an acknowledgement.
             disable_nagle_algorithm = True
 
             def answer(self, value):

@@ -1,5 +1,5 @@
 // Streams of the Vercel AI SDK, as tests/real/killed makes them: killed.mjs URL STREAMS TOKENS.
-// Prints one JSON list: the text, the reason for its end and the usage of each stream.
+// Prints one JSON list, which has the text, the reason for the end and the usage of each stream.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { streamText } from "ai";
 

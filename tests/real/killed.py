@@ -19,13 +19,14 @@ from gateway import Gateway, binary, pool
 
 STREAMS = 12
 TOKENS = 500
-# Tokens of the engine that is killed, all streams together, before it is killed.
+# An engine is killed when it has generated this many tokens in all streams together.
 BEFORE = 500
 CLIENT_SECONDS = 90
 
 
 def each(stream):
-    """A client from a coroutine that reads one stream: URL, number of tokens -> all streams."""
+    """Makes a client from a coroutine that reads one stream. The client takes a URL and a number of
+    tokens, and returns all streams."""
     async def read(url, tokens):
         return await asyncio.gather(*(stream(url, number, tokens) for number in range(STREAMS)))
     return read
@@ -112,8 +113,8 @@ class Simulated(engine.Process):
 def faults(streams, prompts):
     """The streams that are not whole."""
     for number, ((text, reason, prompt, completion), expected) in enumerate(zip(streams, prompts, strict=True)):
-        # A simulated engine writes one word for each token. The token that ends an answer by itself
-        # has none; Messages have no ignore_eos.
+        # A simulated engine writes one word for each token, except for the token that ends an
+        # answer by itself. Messages can end so, because they have no ignore_eos.
         words, ends = len(text.split()), reason == "end_turn"
         is_long = ends or (completion == TOKENS and reason in ("length", "max_tokens"))
         if (words + ends, prompt) != (completion, expected) or not is_long:
@@ -137,7 +138,8 @@ async def one(name, read, gateway, engines):
 
 
 def serves(gateway, backend):
-    """Whether the gateway sends requests to a backend. One that failed is on probation at first."""
+    """Whether the gateway sends requests to a backend. A backend that failed is on probation at
+    first."""
     states = ("ready", "probation")
     return any(gateway.metric("sluice_backend_state", backend=backend, state=state) == 1 for state in states)
 

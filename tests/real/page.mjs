@@ -1,4 +1,4 @@
-// A page of another origin in a browser, as tests/real/clients uses it: page.mjs URL.
+// A page of another origin in a browser, which calls the URL for tests/real/clients: page.mjs URL.
 // Prints one JSON object with one member for each call. Needs $CHROMIUM. All addresses are on
 // loopback.
 import { createServer } from "node:http";

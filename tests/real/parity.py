@@ -8,16 +8,16 @@ one server.
                          [--prompts 200] [--tokenizer FOLDER]
 
 `vllm-rs` is a file of the wheel `vllm` (0.33.0 and later), which runs without Python. Both send
-token-id prompts of the same lengths with the same load; the order within a round alternates, so
-that a machine that gets slower affects both equally. For every number that both report, the
-difference of the means is compared with the spread from run to run: the numbers agree when the
-difference is within the range that both sets of runs share, or below 3 standard errors. Every array
-of single requests that `vllm-rs` writes must be in both results, with as many entries. Exit status
-1 when a number or an array does not agree. Standard library only.
+token-id prompts of the same lengths with the same load. The order of the two alternates from round
+to round, so that a machine that gets slower affects both equally. For every number that both
+report, the difference of the means is compared with the spread from run to run. The numbers agree
+when the difference is within the range that both sets of runs share, or below 3 standard errors.
+Every array of single requests that `vllm-rs` writes must be in both results, with as many entries.
+Exit status 1 when a number or an array does not agree. Standard library only.
 
-Start the server with --no-enable-prefix-caching: the prompts of vllm-rs are counted up, so some
-have the same beginning in several runs and are found in the cache; the prompts of `sluice bench`
-are random.
+Start the server with --no-enable-prefix-caching. The token ids in prompts of vllm-rs count upwards,
+so some prompts begin alike in several runs and would be found in the cache. The prompts of `sluice
+bench` are random.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def main():
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "r.json"
-        # One run of each warms the server up; not counted.
+        # One run of each program warms the server up, and does not count.
         for command in (ours_command, theirs_command):
             measure(command, options, file, 0)
         for round_number in range(options.rounds):

@@ -1,14 +1,15 @@
 """A logits processor for vLLM that lets a model without weights say a given text.
 
-An agent needs a model that calls tools and ends its turn; noise does neither. Of the last message
-that is not the system's:
+An agent needs a model that calls tools and ends its turn, which noise does not do. The answer
+depends on the last message that is not the system's:
 
-- It says `Repeat after me: TEXT`: the model says TEXT and ends its turn. If the model continues a
-  message, it says the rest of TEXT.
-- It is the prompt `Repeat after me: TEXT <|> BEGINNING` of a completion: the model says the rest of
-  TEXT behind BEGINNING.
-- Only an earlier one does, as before a tool's result: the model says `Done.` and ends its turn.
-- No message says so: the model is left alone.
+- If this message is `Repeat after me: TEXT`, the model says TEXT and ends its turn. If the model
+  continues a message of its own, it says the rest of TEXT.
+- If it is the prompt `Repeat after me: TEXT <|> BEGINNING` of a completion, the model says the rest
+  of TEXT behind BEGINNING.
+- If only an earlier message has such a text, as before the result of a tool, the model says `Done.`
+  and ends its turn.
+- If no message has such a text, the model answers as without this processor.
 
 All the rest is vLLM's own: templates, scheduling, sampling, the parser of tool calls, the streams.
 Use: `PYTHONPATH=tests/real vllm serve ... --logits-processors parrot:Parrot`.
@@ -31,7 +32,7 @@ class Parrot(LogitsProcessor):
         folder = pathlib.Path(vllm_config.model_config.model)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.end = self.tokenizer.token_to_id(END)
-        # The index in the batch -> the tokens to say, and the tokens said so far, which vLLM
+        # By index in the batch, the tokens to say, and the list of tokens said so far, which vLLM
         # extends.
         self.lines = {}
 

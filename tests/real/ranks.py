@@ -2,12 +2,12 @@
 
 Usage: ranks.py ROOT      (ROOT from ./setup; `./ranks` does both steps)
 
-1. Streams at once: the engine's own gauges show at most the slots of a rank as running and waiting
-   there, and both ranks serve.
-2. Conversations: all turns of one go to one rank, and the engine finds their beginnings in the
-   prefix cache of that rank.
-3. The engine's times of a request are in the access log, and the client, which asked for no usage,
-   sees neither usage nor times.
+1. Concurrent streams: the engine's own gauges show no more running and waiting requests of a rank
+   than the rank has slots, and both ranks serve.
+2. Conversations: all turns of a conversation go to one rank, and the engine finds the beginnings of
+   their prompts in the prefix cache of that rank.
+3. The access log has the engine's times of a request. The client, which did not ask for usage, sees
+   neither usage nor times.
 4. A gateway that expects three ranks uses two, and says which ranks the engine has.
 
 The last line is `N passed, N failed`; the exit status is 1 when a step failed. Logs stay in
@@ -61,7 +61,8 @@ def page(engine):
 
 
 class Peaks(threading.Thread):
-    """The most sequences of each rank that the engine's page has shown, running and waiting."""
+    """The largest number of sequences of each rank, running and waiting, that the engine's page has
+    shown."""
 
     def __init__(self, engine):
         super().__init__(daemon=True)

@@ -1,10 +1,10 @@
 """Raw requests whose responses through the gateway must equal the responses of vLLM itself.
 
-A case is a name, a method, a path, and the data to send. It is compared in one of three ways: SAME
-(status, content type and body, without ids and times), STATUS (the status; the gateway uses
-different words, in the shape of the API), or the two statuses that differ on purpose, with the
-reason. Bodies of streams are compared by choice and as joined text, since a busy vLLM cuts the same
-text into different events.
+A case is a name, a method, a path, and the data to send. The two responses are compared in one of
+three ways. SAME compares status, content type and body, without ids and times. STATUS compares only
+the status, because the gateway uses different words, in the shape of the API. A pair has the two
+statuses that differ on purpose, with the reason. Bodies of streams are compared by choice and as
+joined text, since a busy vLLM cuts the same text into different events.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from engine import RUST
 from wire import call
 
 SAME, STATUS = "same", "status"
-# Attempts until two streams are cut into the same events.
+# Maximum number of attempts until two streams are cut into the same events.
 TRIES = 12
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 TALK = [{"role": "user", "content": "The quick brown fox"}]
@@ -94,7 +94,7 @@ RUST_DIFFERS = {
 
 
 def engine_refuses():
-    """Requests that only the engine can judge: the client gets the engine's words."""
+    """Requests that only the engine can judge, so the client gets the engine's words."""
     for name, extra in {
         "hot": {"temperature": "hot"}, "top_p": {"top_p": 7}, "bias": {"logit_bias": {"999999": 1}}, "too long": {"max_tokens": 100_000},
         "no roles": {"messages": [{}]}, "no messages": {"messages": []}, "a broken tool": {"tools": [{"type": "function"}]},
@@ -113,7 +113,7 @@ def engine_refuses():
 
 
 def gateway_refuses():
-    """Requests that both refuse with the same status, each in its words."""
+    """Requests that vLLM and the gateway refuse with the same status, each in its own words."""
     good = json.dumps(CHAT_BASE).encode()
     bodies = {
         "empty": b"", "no JSON": b"hello", "cut off": good[:-5], "a list": b"[]", "a number": b"7", "two documents": good + b"{}", "bad UTF-8": good.replace(b"fox", b"\xff"),
@@ -183,7 +183,8 @@ def cases():
 
 
 def form(answer):
-    """The part of a response that must be equal: without ids and times, streams as joined text."""
+    """The part of a response that must be equal. It has no ids and times, and a stream is joined to
+    one text."""
     body = re.sub(rb'"(id|request_id|item_id)":"[^"]*"', rb'"\1":"-"', answer.body)
     body = re.sub(rb'"(created|created_at|created_time|completed_at)":[0-9.]+', rb'"\1":0', body)
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
@@ -196,7 +197,8 @@ def form(answer):
 
 
 def compare(engine, gate):
-    """Sends every case to both. Returns the number of cases and a line for each case that differs.
+    """Sends every case to the engine and to the gateway. Returns the number of cases and a line for
+    each case that differs.
     """
     wrong, count = [], 0
     for name, method, path, body, options, how in cases():
@@ -214,7 +216,7 @@ def compare(engine, gate):
 
 
 def differs(direct, through, how):
-    """The difference that should not be; None if there is none."""
+    """The difference between two responses that the comparison `how` does not allow, or None."""
     if not (direct.whole and through.whole):
         return f"cut: vLLM {direct.status} {direct.whole}, gateway {through.status} {through.whole}"
     if how in ON_PURPOSE:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records the decisions of vLLM's own scheduler, step by step: the reference for the simulator's
+"""Records the decisions of vLLM's own scheduler, step by step, as the reference for the simulator's
 step loop.
 
 Runs the scheduler of vLLM 0.33 alone (no model, no worker; it needs no GPU and no weights), feeds it random
@@ -14,11 +14,11 @@ admitted, found in the prefix cache and preempted, and how many blocks were free
   $PYTHON tests/real/scheduler.py --model ... --cases 2000 --seed 7 > /tmp/more.jsonl
   SLUICE_SCHEDULER_TRACES=/tmp/more.jsonl cargo test --lib engine::tests::traces
 
-One line per case: the limits, the batches of events (batch i arrives while step i - 1 runs, or when
-nothing is left to do), and the steps: free blocks before it, [id, tokens] of requests that advance,
-[id, cached tokens, after a preemption] of requests admitted, and how many are preempted. The order
-of work is that of vLLM's engine loop with a queue of two batches (asynchronous scheduling) or of
-one.
+Each case is one line with the limits, the batches of events, and the steps. Batch i arrives while
+step i - 1 runs, or when nothing is left to do. A step has the free blocks before it, [id, tokens]
+of requests that advance, [id, cached tokens, after a preemption] of requests admitted, and the
+number of preempted requests. The order of work is as in vLLM's engine loop, with a queue of two
+batches (asynchronous scheduling) or of one.
 
 There is no wheel of 0.33 for CPUs. The scheduler is plain Python, so the environment of 0.32 runs
 the files of 0.33.
@@ -52,7 +52,7 @@ LENGTH = 4096
 
 
 def token(text, position):
-    """The token of a text at a position; no two texts agree on a whole block."""
+    """The token of a text at a position. No two texts have a whole block of equal tokens."""
     return 10 + (hash((text, position)) % 90_000)
 
 
@@ -123,7 +123,8 @@ class Case:
         lora = LoRAConfig(max_loras=limits["max_loras"], max_cpu_loras=3) if limits["max_loras"] else None
         config = VllmConfig(
             scheduler_config=scheduler_config, model_config=model, cache_config=cache_config, lora_config=lora)
-        # Overrides the value derived from the model's configuration.
+        # This sets the threshold again, because vLLM has derived another value from the model's
+        # configuration.
         config.scheduler_config.long_prefill_token_threshold = scheduler_config.long_prefill_token_threshold
         cache_config.num_gpu_blocks = limits["num_blocks"]
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -162,13 +163,14 @@ class Case:
         (self.run_ahead if self.limits["async"] else self.run_plain)()
 
     def take_batch(self):
-        """The next batch: aborts now, the additions for later. None when there is none."""
+        """Makes the aborts of the next batch, and returns its additions. None are left after the
+        last batch."""
         if self.batch >= len(self.batches):
             return []
         batch = self.batches[self.batch]
         self.batch += 1
-        # Only requests that are not about to finish are aborted: the scheduler does not decide the
-        # order of an abort and a finish in one step.
+        # Only requests that are not about to finish are aborted, because the scheduler does not
+        # decide the order of an abort and an end in one step.
         live = [name for name in self.scheduler.requests
                 if self.entries[name]["output"] - self.generated[name] > 3]
         if live and self.rng.random() < 0.15:
@@ -192,7 +194,8 @@ class Case:
             name: not scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens}
         preempted = sum(
             request.num_preemptions - before[name] for name, request in scheduler.requests.items() if name in before)
-        # A step plan may only preempt; the next one covers both.
+        # A plan may preempt without a step. Then the record of the next step has the preemptions of
+        # both plans.
         self.preempted += preempted
         if count:
             entered = [r for r in scheduler.running if r.request_id not in running]
@@ -273,7 +276,7 @@ def main():
     arguments.add_argument("--seed", type=int, default=1)
     arguments = arguments.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Tokens come from hash(): the same in every run.
+        # Tokens come from hash(), which must be the same in every run.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.argv])
     init_none_hash(sha256)

@@ -1,7 +1,7 @@
 """The request script of the conformance test: (name, method, path, body, headers), the same for
 both servers.
 
-Bodies are greedy and without a seed: with one, vLLM 0.32 on a CPU dies of a prompt that is
+Bodies are greedy and have no seed, because with a seed vLLM 0.32 on a CPU dies of a prompt that is
 prefilled in pieces. All texts are short, because only the shape is compared.
 """
 
@@ -19,7 +19,7 @@ CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 END, WORD = {"1": 100}, {"1000": 100}
 TOOL = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
-# One field of a chat changed at a time.
+# Chats of which each has one changed field.
 CHAT_FIELDS = [
     ("temperature", [-1, 3, "x", None, True]), ("top_p", [0, 1.5, None, "0.5"]), ("top_k", [0, -2, 5, 1.5]),
     ("min_p", [-1, 2]), ("presence_penalty", [3, -2.5]), ("frequency_penalty", [9]), ("repetition_penalty", [0, -1]),
@@ -45,7 +45,7 @@ CHAT_FIELDS = [
                   [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"},
                    {"role": "user", "content": "d"}], [{"role": "assistant", "content": "c"}], [5], [{"content": "x"}]]),
 ]
-# The same for completions.
+# Completions of which each has one changed field.
 TEXT_FIELDS = [
     ("prompt", [None, "", [], [""], [[]], 5, {}, [1, "a"], [999999], [-1], [1.5], ["a", "b"], [5, 6, 7], [[5, 6], [8]]]),
     ("max_tokens", [None, 0, -1, 100000, 1]), ("suffix", ["x", ""]), ("best_of", [2]), ("n", [0, 2, None]),
@@ -82,7 +82,7 @@ def streams(route, base):
 
 
 def special():
-    """Responses whose end the request determines, and long prompts."""
+    """Requests that determine where the response ends, and long prompts."""
     long = "hello world " * 9000
     for route, base in ((CHAT, ASK), (TEXT, WRITE)):
         prompt = (lambda text: {"messages": [{"role": "user", "content": text}]}) if route == CHAT else (lambda text: {"prompt": text})
@@ -168,7 +168,7 @@ def other():
 
 
 def adapters(folder):
-    """Adapters are loaded and unloaded; the order matters."""
+    """Requests that load and unload adapters. Their order matters."""
     load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
     good = {"lora_name": "x1", "lora_path": folder}
     for body in ({}, {"lora_path": "x"}, {"lora_name": "x"}, {"lora_name": "", "lora_path": ""}, {"lora_name": "x", "lora_path": "/nope"}, good, good,

@@ -2,8 +2,8 @@
 
 The GGUF is a llama of two layers over 300 tokens. Its output favours whole words, so that an answer
 is valid UTF-8 and never ends by itself. The models of Triton are Python: `alone` has one instance and
-no batches, `together` batches up to four requests, and `flowing` answers with a stream; each adds the
-sizes of its batches to a file, because Triton does not say how many requests were inside at once.
+no batches, `together` batches up to four requests, and `flowing` answers with a stream. Each adds the
+sizes of its batches to a file, because Triton does not report how many requests were inside at once.
 """
 
 import pathlib
@@ -45,7 +45,8 @@ def write_gguf(path):
         return name, (random.standard_normal(shape) * 0.05).astype(numpy.float32)
 
     _, embedding = tensor("", VOCABULARY, WIDTH)
-    # The first dimension is large in every hidden state, and only words are rewarded for it.
+    # The first dimension is large in every hidden state, and only words have a positive output
+    # weight for it.
     embedding[:, 0] = 5.0
     _, output = tensor("", VOCABULARY, WIDTH)
     output[:259, 0], output[259:, 0] = -4.0, 4.0
@@ -113,8 +114,8 @@ class TritonPythonModel:
 
 
 def write_repository(folder, seen, site):
-    """Models in `folder`; the file `seen/NAME` has a line for each batch or stream. `site` has numpy: the
-    backend ignores PYTHONPATH."""
+    """Writes models into `folder`. The file `seen/NAME` has a line for each batch or stream. `site` has
+    numpy, because the backend ignores PYTHONPATH."""
     folder, seen = pathlib.Path(folder), pathlib.Path(seen)
     shutil.rmtree(folder, ignore_errors=True)
     seen.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,8 @@ def write_repository(folder, seen, site):
 
 
 def tritonserver(site, folder):
-    """A folder with the program, and the backend beside the stub for this Python."""
+    """Makes `folder` with the backends and the stub for this Python. Returns the program and the
+    folder of the backends."""
     import sys
 
     source, folder = pathlib.Path(site) / "pytriton" / "tritonserver", pathlib.Path(folder)

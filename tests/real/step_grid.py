@@ -1,11 +1,11 @@
-"""Times single engine steps of vLLM 0.22 over a grid: tokens of a prompt chunk, its context, the
-decodes in the same step, their context.
+"""Times single engine steps of vLLM 0.22 over a grid of four values: the tokens of a prompt chunk,
+the context of the chunk, the decodes in the same step, and the context of the decodes.
 
 usage: step_grid.py MODEL OUT.csv LABEL BUDGET_SECONDS [engine arguments as JSON]
 
-The engine runs in this process without asynchronous scheduling, so that each step is timed alone:
-`gpu_ms` from the launch to the end of the last kernel (CUDA events), `wall_ms` the whole step with
-scheduler and sampler, `schedule_ms` the part before the launch. The script made
+The engine runs in this process without asynchronous scheduling, so that each step is timed alone.
+`gpu_ms` is the time from the launch to the end of the last kernel (CUDA events), `wall_ms` the
+whole step with scheduler and sampler, and `schedule_ms` the part before the launch. The script made
 tests/fixtures/h200/grid.
 """
 import os, sys, json, time, csv
@@ -53,8 +53,8 @@ def step():
     if "_e" in cur:
         e0, e1, h0 = cur["_e"]
         e1.record(); torch.cuda.synchronize()
-        # gpu: from the start of the launch to the end of the last kernel, the sampler included;
-        # wall: the whole step.
+        # The first time is from the start of the launch to the end of the last kernel, the sampler
+        # included. The second time is the whole step.
         rows.append((label, cur["tok"], cur["pre"], cur["ctxp"], cur["dec"], cur["ctxd"], e0.elapsed_time(e1), (w1 - w0) * 1e3, (h0 - w0) * 1e3))
 rid = 0
 def add(n, m):

@@ -1,11 +1,11 @@
-"""The gateway in front of two real vLLM servers: as seen by a client and by the servers.
+"""The gateway in front of two real vLLM servers, as a client and the servers see it.
 
 Usage: suite.py ROOT [NAME...]      (ROOT from ./setup; `./run` does both steps)
 
-NAME selects tests that contain it. Every test is a function that takes the Rig. Expected bytes come
-from a direct request to the same server, not from constants. After each test both gateways must be
-idle: no request, no queue, no reserved token. The last line is `N passed, N failed`; the exit
-status is 1 when anything failed. Logs stay in ROOT/suite/.
+NAME selects the tests whose names contain it. Every test is a function that takes the Rig. Expected
+bytes come from a direct request to the same server, not from constants. After each test both
+gateways must be idle: no request, no queue, no reserved token. The last line is `N passed, N
+failed`; the exit status is 1 when anything failed. Logs stay in ROOT/suite/.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from engine import RUST, START_SECONDS, Failed, Vllm, get, samples, until
 from gateway import SETTLE_SECONDS, Echo, Gateway, binary, certificate, model, pool
 from wire import Call, call, post
 
-# A prompt whose estimate exceeds this goes to the long pool. The short server could take four times
-# as much.
+# A prompt with more estimated tokens than this goes to the long pool. The context of the short
+# server would have room for four times as many.
 THRESHOLD = 2000
 # The engine must abort the request of a client that left within this time.
 ABORT_SECONDS = 2
-# Attempts until two streams are cut into the same events; see `equal`.
+# Maximum number of attempts until two streams are cut into the same events (see `equal`).
 TRIES = 12
 PROMPT = "The quick brown fox jumps over the lazy dog."
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -40,7 +40,7 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 SAMPLING = {"model": "tiny", "max_tokens": 12, "temperature": 1, "seed": 7, "ignore_eos": True}
 GREEDY = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-# Longer than any client stays; within both servers' context.
+# A response that takes longer than any client stays, but fits into the context of both servers.
 ENDLESS = {**GREEDY, "max_tokens": 7000}
 USAGE = {"include_usage": True}
 
@@ -55,7 +55,7 @@ class Rig:
         self.processes, self.echoes = [], []
 
     def start(self):
-        # This version shows an abort only in its log; its counter stays at 0.
+        # This version of vLLM shows an abort only in the log. The counter of aborts stays at 0.
         self.short = self.add(Vllm("short", self.root, self.folder, 8192, "--enable-log-requests"))
         self.long = self.add(Vllm("long", self.root, self.folder, 32768, "--enable-log-requests"))
         self.short.healthy()
@@ -77,8 +77,8 @@ class Rig:
                      long_prefix=f"{{ threshold = {THRESHOLD}, slots = 2 }}", spill='["short"]'),
             ],
             [model("tiny", aliases='["default"]', tokenizer=tokenizer)],
-            # A killed engine returns to rotation within a minute here; the default waits longer
-            # between two attempts.
+            # With these settings a killed engine returns to rotation within a minute. With the
+            # defaults, the gateway waits longer between two attempts.
             '[health]\nprobe_interval = "500ms"\nejection_base = "1s"\nejection_max = "4s"',
         )
 
@@ -128,8 +128,8 @@ def steady(body):
 
 
 def by_choice(body):
-    """Events of a stream grouped by choice: the order within a choice is fixed, between choices it
-    is not."""
+    """The events of a stream for each choice. Their order is fixed within a choice, but not between
+    choices."""
     groups = {}
     for event in steady(body).split(b"\n\n"):
         index = re.search(rb'"choices":\[\{"index":(\d+)', event)
@@ -138,8 +138,8 @@ def by_choice(body):
 
 
 def directly_and_through(rig, engine, path, body, gate=None):
-    """Sends the same request to the engine and to the gateway; returns both responses, with equal
-    status and content type."""
+    """Sends the same request to the engine and to the gateway. Checks that status and content type
+    are equal, and returns both responses."""
     direct, through = post(engine.url, path, body), post((gate or rig.gate).url, path, body)
     same(through.status, direct.status, "statuses")
     same(through.headers.get("content-type"), direct.headers.get("content-type"), "content types")
@@ -148,12 +148,12 @@ def directly_and_through(rig, engine, path, body, gate=None):
 
 
 def equal(rig, engine, path, body, gate=None, form=steady):
-    """Sends to both until their responses are equal in `form`; returns the response through the
-    gateway.
+    """Sends the request to both until `form` of the responses is equal. Returns the response
+    through the gateway.
 
-    A busy vLLM merges tokens that its HTTP side was too slow to send one by one, so two requests to
-    the engine itself may differ in how the text is cut into events. Nothing else varies: if the
-    gateway changed bytes, they would never be equal.
+    A busy vLLM merges tokens that its HTTP side was too slow to send one by one. So even two
+    requests to the engine itself may differ in how the text is cut into events. Nothing else
+    varies, so if the gateway changed bytes, the responses would never be equal.
     """
     for _ in range(TRIES - 1):
         direct, through = directly_and_through(rig, engine, path, body, gate)
@@ -165,8 +165,8 @@ def equal(rig, engine, path, body, gate=None, form=steady):
 
 
 def long_prompt(rig, tokens):
-    """About `tokens` tokens in as many bytes as the vocabulary allows, so that an estimate from
-    bytes is wrong."""
+    """A prompt of about `tokens` tokens that has as many bytes as the vocabulary allows, so that an
+    estimate from the bytes is wrong."""
     vocabulary = json.loads((rig.root / "tiny/tokenizer.json").read_text())["model"]["vocab"]
     word = max((w for w in vocabulary if re.fullmatch("Ġ[a-z]+", w)), key=len)
     return (" " + word[1:]) * tokens
@@ -387,7 +387,7 @@ def aborts(engine):
 
 def received(engine):
     if RUST:
-        # Its log has no arrivals.
+        # The log of the frontend in Rust has no arrivals.
         return len(re.findall(r"completion finished|auto-aborting request", engine.text())) + int(engine.running())
     return engine.text().count("Received request")
 
@@ -539,12 +539,12 @@ def the_official_client_works_over_tls_and_http2(rig):
                 chunks = [c async for c in await client.chat.completions.create(messages=MESSAGES, stream=True, **options)]
                 return "".join(c.choices[0].delta.content or "" for c in chunks)
 
-            # Eight at once share one connection.
+            # Eight concurrent streams share one connection.
             texts = await asyncio.gather(*(streamed() for _ in range(8)))
             same(texts, [chat.choices[0].message.content] * 8, "texts")
-            # The connection goes on after another stream on it is left in the middle. httpcore
-            # sends no RST_STREAM when a response is closed early, so the gateway notices it only
-            # when the connection ends: below.
+            # The connection still works after the client has left another stream on it in the
+            # middle. httpcore sends no RST_STREAM when a response is closed early. So the gateway
+            # notices that only when the connection ends below.
             endless = {**ENDLESS, "messages": MESSAGES, "stream": True}
             ignore = endless.pop("ignore_eos")
             stream = await client.chat.completions.create(**endless, extra_body={"ignore_eos": ignore})
@@ -585,7 +585,7 @@ def the_official_async_client_works(rig):
     aborted(rig.short, lambda: asyncio.run(leave()))
 
 
-# All raw requests: a client receives the responses that vLLM would have sent it.
+# All raw requests. A client receives the responses that vLLM would have sent.
 
 
 def raw_requests_get_the_responses_of_vllm(rig):
@@ -604,7 +604,7 @@ def hostile_forms_are_read_as_starlette_reads_them(rig):
     print(f"  {forms.compare(rig.folder)}", flush=True)
 
 
-# Processes that end. These come last, because the other tests need the processes.
+# Processes that end. These tests come last, because the other tests need the processes.
 
 
 def a_stopping_gateway_finishes_its_streams(rig):
@@ -625,12 +625,13 @@ def a_killed_engine_ends_only_its_own_streams(rig):
     talk = {**GREEDY, "messages": MESSAGES, "stream": True, "max_tokens": 1500}
     kept = [Call(rig.gate.url, "POST", CHAT, talk) for _ in range(3)]
     prompt = [100 + i % 7000 for i in range(THRESHOLD + 500)]
-    # Longer than any pause of a machine that runs two engines on two cores.
+    # These streams last longer than any pause of a machine that runs two engines on two cores.
     endless = {**GREEDY, "max_tokens": 29000}
     for one in kept:
         next(one.stream())
-    # The second is sent only when the first has its first token. Otherwise it would go to the
-    # backend with fewer long prefills; on a tie a long prompt goes to the pool `long`.
+    # The second request is sent only when the first one has its first token. Otherwise it would go
+    # to the backend with fewer long prefills. If both have equally many, a long prompt goes to the
+    # pool `long`.
     lost = []
     for _ in range(2):
         lost.append(Call(rig.gate.url, "POST", TEXT, {**endless, "prompt": prompt, "stream": True}))
@@ -640,8 +641,8 @@ def a_killed_engine_ends_only_its_own_streams(rig):
     options = {"model": "tiny", "max_tokens": endless["max_tokens"], "temperature": 0, "extra_body": {"ignore_eos": True}}
     read = iter(official.completions.create(prompt=prompt, stream=True, **options))
     next(read)
-    # Long enough to be cut, and short enough for the other engine to serve it whole before its
-    # client gives up.
+    # This request is long enough to be cut, and short enough for the other engine to serve it whole
+    # before the client gives up.
     plain = Call(rig.gate.url, "POST", TEXT, {**GREEDY, "max_tokens": 1500, "prompt": prompt})
     until("the plain request runs", lambda: rig.long.running() == 4, 90)
     rig.long.kill()
@@ -660,15 +661,16 @@ def a_killed_engine_ends_only_its_own_streams(rig):
         own = "EngineCore" in last  # the engine's own error event, which is followed by its own [DONE]
         check(own or "[DONE]" not in answer.events(), "a dead stream claims to be done")
         check(not re.search(r'"finish_reason":"(length|stop)"', answer.text()), "a fake finish")
-    # No byte of the plain response had been sent, so the other pool may serve it (within its own
-    # context) or the client gets a 502.
+    # The client has received no byte of the plain response. So the other pool may serve the request
+    # (if it fits into the context there), or the client gets a 502.
     answer = plain.finish()
     check(answer.status in (200, 502), f"status {answer.status} for a plain response of a killed engine: {clip(answer.body)}")
     for one in kept:
         answer = one.finish()
         check(answer.whole and answer.events()[-1] == "[DONE]", "a stream of the living engine was cut")
 
-    # Without a long backend its prompts spill to the short pool, as the configuration allows.
+    # When the long pool has no backend, long prompts spill to the short pool, as the configuration
+    # allows.
     spilled = post(rig.gate.url, TEXT, {**GREEDY, "prompt": prompt})
     same((spilled.status, spilled.headers.get("x-sluice-pool")), (200, "short"), "spilled")
     until("the gateway holds nothing", lambda: rig.gate.metric("sluice_in_flight") == 0, 10)
@@ -690,8 +692,8 @@ def an_engine_that_returns_is_used_again(rig):
 
 
 def text_prompts_of_bench_have_the_tokens_asked_for(rig):
-    """Requested and counted tokens agree within 0.5 %, directly and through the gateway, for both
-    APIs."""
+    """The requested and the counted tokens agree within 0.5 %, directly and through the gateway,
+    for both APIs."""
     lengths = {"short": 200, "long": 1500}
     classes = [flag for name, tokens in lengths.items() for flag in ("--class", f"{name}:in={tokens},out=4")]
     for url in (rig.short.url, rig.gate.url):

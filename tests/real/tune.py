@@ -1,17 +1,19 @@
-"""`sluice tune --real` on a real vLLM server: a grid of 2 x 2, a tuner that is killed, and one that
-completes the work.
+"""`sluice tune --real` on a real vLLM server, with a grid of 2 x 2. One tuner is killed, and
+another one completes the work.
 
 Usage: tune.py ROOT      (ROOT from ./setup; `./tune` does both steps)
 
 1. the tuner starts vLLM with its default flags and measures it;
-2. when a trial is in the journal and an engine runs, the tuner gets SIGKILL: the engine is left;
-3. `--resume` finds that engine, tries the rest of the grid, confirms the winner and exits with 0:
-   the earlier journal is unchanged, the table has every setting, and no process is left.
+2. when a trial is in the journal and an engine runs, the tuner gets SIGKILL, which leaves the
+   engine running;
+3. `--resume` finds that engine, tries the rest of the grid, confirms the winner and exits with 0.
+   The earlier lines of the journal are unchanged, the table has every setting, and no process is
+   left.
 
-The grid is a flag of vLLM by a key of the gateway. Two rows have the flags of the default, so they
-cost no start, and with this seed they come first: three starts in all. The last line is
-`tune: passed` or `tune: failed`, the exit status 1 when it failed. Logs stay in ROOT/tune/. About
-three minutes on two cores.
+The dimensions of the grid are a flag of vLLM and a key of the gateway. Two rows have the flags of
+the default, and with this seed they come first. So they need no start of their own, and there are
+three starts in all. The last line is `tune: passed` or `tune: failed`. The exit status is 1 when it
+failed. Logs stay in ROOT/tune/. About three minutes on two cores.
 """
 
 import json
@@ -28,8 +30,8 @@ from gateway import binary
 
 SEQS, SLOTS = (4, 32), (8, 64)
 SEED = "2"
-# Time limits: of the first start, with the list of flags, and its trial; of the whole rest of the
-# grid.
+# Two time limits. The first is for the first start, with the list of flags, and its trial. The
+# second is for the whole rest of the grid.
 TRIAL_SECONDS, REST_SECONDS = 2 * START_SECONDS, 5 * START_SECONDS
 
 

@@ -5,10 +5,10 @@ Usage: tuner.py ROOT      (ROOT from ./setup; `./tuner` does both steps)
 Steps build on each other; each prints one line. The last line is `N passed, N failed`. Logs stay in
 ROOT/tuner/.
 
-1. one slot for each engine is too few: the tuner raises the limit while requests run, measures, and
-   keeps it;
+1. one slot for each engine is too few, so the tuner raises the limit while requests run, measures,
+   and keeps the change;
 2. no request failed meanwhile, and first tokens come sooner;
-3. the gateway starts again: the kept limit is in force at once, and the journal records the
+3. when the gateway starts again, the kept limit is in force at once, and the journal records the
    changes;
 4. the operator freezes the tuner and puts the limits of the file in force again.
 
@@ -40,9 +40,9 @@ BODY = {
     "stream": True,
     "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog."}],
 }
-# The tuner observes for at least ten seconds, waits, and measures for half a minute and 200
-# requests, at most two minutes. If the machine becomes slower meanwhile, the change is undone, and
-# tried again after five minutes.
+# Time limit of a decision in seconds. The tuner observes for at least ten seconds, waits, and
+# measures for half a minute and 200 requests, but at most two minutes. If the machine becomes
+# slower meanwhile, the tuner undoes the change, and tries it again after five minutes.
 DECIDES = 900
 
 
@@ -91,8 +91,8 @@ class Rig:
         self.engines = [Vllm(f"wide{n}", root, self.folder, 2048, "--max-num-seqs", "64", port=free_port()) for n in range(2)]
         for engine in self.engines:
             engine.healthy()
-        # Independent of the machine's speed: with one slot for each engine a request waits for five
-        # others, ten times this bound.
+        # The bound does not depend on the machine's speed. With one slot for each engine, a request
+        # waits for five other requests, which takes ten times this bound.
         self.bound = 0.5 * self.alone()
         self.start_gate(1)
 
@@ -138,7 +138,7 @@ class Rig:
 
 def a_limit_that_is_too_low_is_raised_under_load_and_kept(rig):
     rig.load = Load(rig.gate.url)
-    # The first clients do not wait: the tuner observes the requests that come after them.
+    # The first requests do not wait, so the tuner must observe the requests that come after them.
     until("a full queue", lambda: len(rig.load.ended) >= 2 * CLIENTS, DECIDES)
     rig.sluice("reset")
     kept = lambda: [one for one in rig.shown()["events"] if one["kind"] == "kept" and one["key"] == "pool.p.slots"]
@@ -165,7 +165,8 @@ def no_request_failed_and_first_tokens_come_sooner(rig):
 
 
 def what_was_kept_survives_a_restart(rig):
-    # The newest event is the first. A change that was on trial when the gateway ended is not kept.
+    # The newest event comes first. A change that was in trial when the gateway ended is not among
+    # the kept ones.
     kept = next(one for one in rig.shown()["events"] if one["kind"] == "kept")
     rig.gate.terminate()
     rig.start_gate(1)

@@ -1,15 +1,16 @@
 """A byte-level client: HTTP/1.1 over a plain socket, so that captures and comparisons see every
 byte.
 
-It understands Content-Length, chunked bodies and bodies ended by close; it keeps the undecoded
-bytes in addition to the decoded ones. It does not follow redirects, compress, pool or retry.
+It understands Content-Length, chunked bodies, and bodies that end with the connection. It keeps the
+bytes as received in addition to the decoded ones. It does not follow redirects, compress, pool
+connections or retry.
 """
 
 import json
 import socket
 import time
 
-# Time limit for the next byte, in the whole suite.
+# Time limit for the next byte, in all tests of this folder.
 SILENCE_SECONDS = 60
 
 
@@ -68,8 +69,8 @@ class Call:
                 pass  # refused before the body was sent: the response has the reason
 
     def receive(self):
-        """Reads more bytes into `pending`; false at the end of the connection (a reset counts as an
-        end)."""
+        """Reads more bytes into `pending`. Returns false at the end of the connection (a reset
+        counts as an end)."""
         try:
             more = self.socket.recv(65536)
         except ConnectionResetError:
@@ -94,7 +95,7 @@ class Call:
         return answer
 
     def take(self, count):
-        """Exactly `count` bytes of the raw body, or None when the connection ends before."""
+        """Takes exactly `count` bytes of the raw body. None if the connection ends before."""
         while len(self.pending) < count:
             if not self.receive():
                 return None
@@ -109,8 +110,8 @@ class Call:
         return self.take(self.pending.index(b"\r\n") + 2)
 
     def stream(self):
-        """Yields decoded pieces of the body: one per chunk, or one per read when the body is not
-        chunked."""
+        """Yields decoded pieces of the body. A piece is a chunk, or if the body is not chunked, the
+        result of a read."""
         answer = self.read_head()
         while 100 <= answer.status < 200:
             # This was an interim response; the final one follows.

@@ -5,7 +5,7 @@ Usage: workers.py KIND --host HOST --port PORT      KIND: listen, speak, paint
 `listen` transcribes raw 16 kHz audio (16 bits) with pocketsphinx, `speak` makes a WAV from the field
 `input` with espeak-ng, and `paint` runs a diffusion pipeline without weights for the field `steps`.
 The server takes connections on threads, so that GET /seen can say how many jobs were inside at once
-(`peak`) and how many were begun. The work itself has no lock: a second job would run beside the first.
+(`peak`) and how many were begun. The work has no lock, so a second job would run beside the first.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 def listener():
     import pocketsphinx
 
-    # One for all jobs, as a job ends before the next one begins.
+    # One decoder serves all jobs, because a job ends before the next one begins.
     decoder = pocketsphinx.Decoder(samprate=16000)
 
     def work(body):
@@ -63,7 +63,7 @@ def main():
     parser.add_argument("kind", choices=("listen", "speak", "paint"))
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
-    # Seconds that a job takes at least, so that tests can see it run.
+    # Minimum duration of a job in seconds, so that tests can see the job run.
     parser.add_argument("--floor", type=float, default=0.0)
     options = parser.parse_args()
     work = {"listen": listener, "speak": speaker, "paint": painter}[options.kind]()
@@ -83,7 +83,7 @@ def main():
         def do_GET(self):
             if self.path == "/seen":
                 return self.answer(200, "application/json", json.dumps(seen).encode())
-            # No health page: any answer below 500 shows that it listens.
+            # The server has no health page. Any answer below 500 shows that it listens.
             self.answer(404, "text/plain", b"no such page")
 
         def do_POST(self):

@@ -1,7 +1,7 @@
 //! Configurations that change while the gateway runs, and while no gateway runs.
 //!
-//! After any change of the file, an engine is stopped only when its successor can start and other
-//! backends serve its models, and no engine keeps running that is no longer configured.
+//! After any change of the file, the gateway stops an engine only when its successor can start and
+//! other backends serve its models. No engine keeps running that is no longer configured.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway()
         ensure!(!rig.processes_of("b")?.is_empty(), "{:?}", rig.processes()?);
         let others = [rig.processes_of("a")?, rig.processes_of("c")?];
         rig.kill().await?;
-        // Another engine takes the port of b.
+        // Another engine, d, takes the port of b.
         rig.edit("name = \"b\"\n[pool.backend.launch]", "name = \"d\"\n[pool.backend.launch]")?;
         rig.run().await?;
         rig.settled().await?;
@@ -87,7 +87,7 @@ async fn an_engine_that_is_no_longer_configured_is_stopped_by_the_next_gateway()
     timeout(LIMIT, cleared).await.expect("took longer than allowed").unwrap();
 }
 
-/// The second of two reloads wins, even over changes that the first has started.
+/// The second of two reloads wins, even over changes that the first reload has started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_latest_of_several_reloads_wins() {
     let rolled = async {
@@ -105,7 +105,7 @@ async fn the_latest_of_several_reloads_wins() {
         let started: std::collections::BTreeSet<_> =
             journal.iter().filter(outdated).filter_map(|line| line["backend"].as_str()).collect();
         ensure!(started.len() <= 1, "{started:?} were started with outdated settings");
-        // Back to the first settings, just after the last engine was changed.
+        // This reload returns to the first settings, just after the last engine was changed.
         rig.reconfigure("max-num-seqs = 48", "max-num-seqs = 64").await?;
         all_run_with(&rig, "max-num-seqs=64").await?;
         ends_well(load, rig).await
@@ -163,7 +163,8 @@ async fn engines_are_replaced_under_load_and_a_reverted_reload_leaves_them_runni
             rig.reconfigure("env = { RIG", "env = { MORE = \"1\", RIG").await?;
             rig.reconfigure("env = { MORE = \"1\", RIG", "env = { RIG").await?;
         }
-        // An engine that was started in between may still have the variable; its turn comes later.
+        // An engine that was started before this reload may still have the variable until its turn
+        // to restart comes.
         rig.until("none has the variable", async |rig| rig.all_have("MORE=1", false)).await?;
         rig.settled().await?;
         let here = |rig: &Rig| ENGINES.map(|name| rig.processes_of(name).unwrap_or_default().len());
@@ -252,7 +253,8 @@ async fn a_backend_that_becomes_external_gets_requests_again() {
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)
             .spawn()?;
-        // Probes may have failed in between; then only a served request ends the probation.
+        // If probes failed meanwhile, the backend is in probation, which only a served request
+        // ends.
         let load = Load::on(rig.port);
         rig.until("it is in rotation", async |rig| {
             let status = rig.status().await?;
@@ -322,7 +324,8 @@ async fn adapters_follow_the_configuration_without_a_restart() {
         let why = "adapter 'ad' has rank 64, above max-lora-rank 16";
         rig.until("the reason is logged", async |rig| Ok(rig.log().contains(why))).await?;
         loaded_from(&rig, Some("one")).await?;
-        // Only an engine finds that a folder is incomplete: the old adapter stays loaded.
+        // The gateway's checks cannot find that this folder is incomplete. The engine finds it, and
+        // the old adapter stays loaded.
         std::fs::write(rig.path("two/adapter_config.json"), "")?;
         rig.reconfigure("adapter = \"two\"", "adapter = \"two\"").await?;
         rig.until("the failure is logged", async |rig| Ok(rig.log().contains("tried again every"))).await?;
@@ -343,7 +346,8 @@ async fn adapters_follow_the_configuration_without_a_restart() {
     timeout(LIMIT, followed).await.expect("took longer than allowed").unwrap();
 }
 
-/// Waits until each engine serves `ad` from this folder of the rig; `None`: until none serves it.
+/// Waits until each engine serves `ad` from this folder of the rig, or with `None`, until no engine
+/// serves it.
 async fn loaded_from(rig: &Rig, folder: Option<&str>) -> anyhow::Result<()> {
     let wanted = folder.map(|folder| rig.path(folder).display().to_string());
     rig.until(&format!("the adapter is that of {folder:?}"), async |rig| {
@@ -414,7 +418,8 @@ pub(crate) fn controlled(rig: &Rig, name: &str, port: u16) -> String {
         "RIG={folder} setsid {sluice} sim m --sim-speed 20 --max-model-len 131072 --port {port} \"$@\" \
          >{folder}/{name}.out 2>&1 </dev/null & echo $! >{pid}"
     );
-    // The whole process group: an engine process outlives an API server that was killed.
+    // The command stops the whole process group, because an engine process outlives an API server
+    // that was killed.
     let stop = format!(
         "p=$(cat {pid}); kill -- -$p; for i in $(seq 40); do kill -0 -- -$p || exit 0; sleep 0.05; done; kill -9 -- -$p"
     );

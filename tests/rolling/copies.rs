@@ -1,8 +1,8 @@
 //! A pool of equal processes from one table (`launch.copies`): serial workers that a reload adds
 //! and removes, and that restart one by one, without losing a job.
 //!
-//! A worker is `sluice sim` with a path of its own; the gateway treats it as a program that does
-//! one job at a time and lists no models.
+//! A worker is `sluice sim` with a path of its own. The gateway treats the worker as a program that
+//! does one job at a time and lists no models.
 
 use std::time::Duration;
 
@@ -44,7 +44,8 @@ async fn job(port: u16) -> anyhow::Result<String> {
     Ok(backend.context("no backend in the head")?.to_owned())
 }
 
-/// Sends jobs until each of these workers has done some; no other one may.
+/// Sends jobs until each of these workers has done at least one. Fails if another worker has done a
+/// job.
 async fn use_all(port: u16, names: &[&str]) -> anyhow::Result<()> {
     let mut seen = std::collections::BTreeSet::new();
     while seen.len() < names.len() {
@@ -54,7 +55,7 @@ async fn use_all(port: u16, names: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends jobs at once; returns the workers that did some.
+/// Sends [`JOBS`] jobs at once. Returns the names of the workers that did them.
 async fn jobs(port: u16) -> anyhow::Result<Vec<String>> {
     let mut sent: Vec<_> = (0..JOBS).map(|_| tokio::spawn(job(port))).collect();
     let mut workers = Vec::new();

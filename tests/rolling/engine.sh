@@ -1,6 +1,6 @@
 #!/bin/bash
 # An engine that the gateway under test runs: `sluice sim`, or one fault in its place. $1 is the
-# engine's name; the other arguments are flags of vLLM. The file $RIG/fault.NAME names the fault of
+# engine's name; the other arguments are flags of vLLM. The file $RIG/fault.NAME has the fault of
 # the next start.
 name=$1
 shift
@@ -29,7 +29,7 @@ orphan-child)
 oom-under-load)
     sim "$@" &
     child=$!
-    # The test creates this file when the engine serves.
+    # The fault begins when the test creates this file, which it does when the engine serves.
     while [[ ! -e $RIG/now.$name ]] && kill -0 $child 2>/dev/null; do sleep 0.05; done
     rm -f "$RIG/now.$name"
     echo "ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB." >&2

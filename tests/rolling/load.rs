@@ -1,9 +1,9 @@
 //! Clients that send requests without a pause and read every response to its end.
 //!
-//! A loss is anything but a whole stream with all its tokens and its `[DONE]`. Each loss is kept
-//! with its time and the backend that responded, so that the test can exclude losses that its own
-//! faults caused: a stream on an engine that the test crashed, a connection that broke when the
-//! test killed the gateway.
+//! Any response except a whole stream with all its tokens and `[DONE]` is a loss. Each loss is kept
+//! with the time and the backend that responded, so that the test can exclude the losses that its
+//! own faults cause. These are streams on an engine that the test crashed, and connections that
+//! broke when the test killed the gateway.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -31,7 +31,7 @@ pub(crate) struct Loss {
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
-    /// The longest response, milliseconds.
+    /// Duration of the longest response in milliseconds.
     slowest: Arc<AtomicU64>,
     clients: JoinSet<Vec<Loss>>,
 }

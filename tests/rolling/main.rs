@@ -1,9 +1,9 @@
-//! Rolling restarts of engines that the gateway runs, under load, with a fault in each.
+//! Rolling restarts of engines that the gateway runs, under load, with a fault in each restart.
 //!
 //! Three simulated engines, clients that never pause, and a sequence of restarts with other flags.
-//! Each restart meets one fault: the start fails, or hangs; the engine runs out of memory under
-//! load, or hangs there; it ignores SIGTERM; it leaves a child behind; another process takes its
-//! port; the gateway itself is killed, or upgraded. The test checks:
+//! Each restart meets one fault. The start of the engine fails or hangs, the engine runs out of
+//! memory or hangs under load, ignores SIGTERM, leaves a child behind, or loses its port to another
+//! process. Or the gateway itself is killed or upgraded. The test checks:
 //!
 //! 1. requests were lost only to faults that cut them directly: a stream on an engine that crashed,
 //!    a connection of a gateway that was killed. Restarts lose none, nor does an upgrade, which
@@ -78,7 +78,8 @@ const FAULTS: [Fault; 10] = [
 ];
 
 impl Fault {
-    /// The word for this fault in `engine.sh`, if the engine's script causes it.
+    /// The word that makes `engine.sh` cause this fault. `None` if the test itself causes the
+    /// fault.
     fn word(self) -> Option<&'static str> {
         match self {
             Self::StartFails => Some("start-fails"),
@@ -96,7 +97,7 @@ impl Fault {
 struct Window {
     from: Instant,
     until: Instant,
-    /// The backend whose streams are lost; `None`: all requests of the gateway.
+    /// The backend whose streams may be lost, or `None` if all requests of the gateway may be lost.
     backend: Option<&'static str>,
 }
 
@@ -130,7 +131,7 @@ async fn roll(restarts: u64, seed: u64) -> anyhow::Result<()> {
             (1..order.len()).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
         }
         let (fault, name) = (order[turn], ENGINES[rng.below(ENGINES.len())]);
-        // Always differs from the current value.
+        // The new value always differs from the current one.
         let seqs = 32 + number as usize % 31;
         let last = one(&mut rig, fault, name, seqs, &mut rng, &mut windows)
             .await
@@ -154,7 +155,7 @@ async fn roll(restarts: u64, seed: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One restart with one fault; returns the end of the change.
+/// Makes one restart with one fault. Returns the end of the change as the gateway reports it.
 async fn one(
     rig: &mut Rig,
     fault: Fault,
@@ -184,7 +185,7 @@ async fn one(
     let last = ended(rig, name, id, fault).await?;
     if fault == Fault::PortTaken {
         // While the port is taken, the engine starts neither with the new settings nor with the old
-        // ones; when the port is free again, it starts with the old settings.
+        // ones. When the port is free again, it starts with the old settings.
         let (outcome, why) = if port.is_some() { ("failed", "is held by") } else { ("done", "") };
         let said = last.why.as_deref().unwrap_or_default();
         ensure!(last.outcome == outcome && said.contains(why), "the port was taken: {}, {last:?}", port.is_some());
@@ -219,7 +220,7 @@ async fn one(
     Ok(last)
 }
 
-/// Waits for the end of a change; meanwhile all other backends must be ready.
+/// Waits for the end of a change. Fails if another backend is not ready meanwhile.
 async fn ended(rig: &Rig, name: &str, id: u64, fault: Fault) -> anyhow::Result<LastChange> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -248,7 +249,7 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
         Fault::OomUnderLoad | Fault::HangsUnderLoad => (&["done"], ""),
         Fault::StartFails => (&["rolled_back"], "out of memory"),
         Fault::StartHangs => (&["rolled_back"], "no progress"),
-        // The check after the restart decides which of the two is right.
+        // Both outcomes are possible. A check after the restart decides which of them is right.
         Fault::PortTaken => (&["failed", "done"], ""),
         Fault::GatewayKilled => (&["done", "aborted", "rolled_back"], ""),
     };
@@ -266,7 +267,8 @@ async fn judge(rig: &Rig, fault: Fault, name: &str, seqs: usize, last: &LastChan
         "not back to the last working settings: {}",
         engine.settings
     );
-    // The gateway changes the slots in the same step as the engine's own limit.
+    // When the gateway changes `max-num-seqs`, it must change the slots of the backend in the same
+    // step.
     let slots = engine.settings.strip_prefix("max-num-seqs=").and_then(|n| n.parse().ok());
     ensure!(backend.slots.limit == slots, "{:?} slots with {}", backend.slots.limit, engine.settings);
     let journal = rig.journal()?;
@@ -284,7 +286,8 @@ async fn restarts_of(rig: &Rig, name: &str) -> anyhow::Result<usize> {
     Ok(backend.engine.as_ref().context("the gateway runs it")?.restarts)
 }
 
-/// Takes the port of an engine as soon as it is free. Returns `None` if the next engine was faster.
+/// Takes the port of an engine as soon as the engine has left it. Returns `None` if the next engine
+/// took it first.
 async fn take_port(rig: &Rig, name: &str, id: u64) -> anyhow::Result<Option<TcpListener>> {
     let port = rig.ports[ENGINES.iter().position(|engine| *engine == name).unwrap_or(0)];
     let deadline = Instant::now() + TIMEOUT;
@@ -317,8 +320,8 @@ async fn hang(rig: &Rig, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Without another backend that serves its models, an engine's restart is refused; with `hold`,
-/// requests wait and none is lost.
+/// If no other backend serves the models of an engine, the gateway refuses to restart it. With
+/// `hold` it restarts the engine, requests wait, and none is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_without_replacement_capacity_is_refused_or_holds_requests() {
     let held = async {
@@ -389,7 +392,7 @@ async fn a_killed_gateways_successor_adopts_its_engines() {
         ensure!(rig.processes()? == before, "{before:?} became {:?}", rig.processes()?);
         let load = Load::on(rig.port);
         rig.until("requests come through", async |_| Ok(load.completed() > 20)).await?;
-        // Adopted engines can be restarted like other engines, and stop with the gateway.
+        // The gateway can restart adopted engines like other engines, and stops them when it stops.
         rig.restart("a", &["max-num-seqs=16".to_owned()], &[]).await?;
         rig.settled().await?;
         let losses = load.end().await;

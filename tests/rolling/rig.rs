@@ -1,8 +1,9 @@
-//! The gateway under test as a process that runs three engines, and its state as seen from outside.
+//! The gateway under test, as a process that runs three engines, and its state as the admin port
+//! shows it.
 //!
-//! Engines are `engine.sh`, which becomes `sluice sim` or fails as the test has asked for in a
-//! file. All files are in one temporary folder, whose name marks the environment of the engines:
-//! the test finds them by it, and kills them at the end.
+//! Engines are `engine.sh`, which becomes `sluice sim`, or fails in the way that the test has
+//! written into a file. All files are in one temporary folder. The engines have the name of this
+//! folder in their environment, by which the test finds them and kills them at the end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 pub(crate) const ENGINES: [&str; 3] = ["a", "b", "c"];
 
-/// A gateway, and the folder with its files and those of its engines.
+/// A gateway, and the folder with its files and the files of its engines.
 pub(crate) struct Rig {
     pub(crate) port: u16,
     pub(crate) ports: [u16; 3],
@@ -63,7 +64,8 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Starts a gateway with this file, to which the addresses are added.
+    /// Starts a gateway with this text as configuration file, to which `serving` adds the
+    /// addresses.
     pub(crate) async fn serving(folder: TempDir, ports: [u16; 3], text: &str) -> anyhow::Result<Self> {
         let (port, admin_port) = (free_port(), free_port());
         let server = format!("[server]\nlisten = \"127.0.0.1:{port}\"\nadmin = \"127.0.0.1:{admin_port}\"\n");
@@ -90,8 +92,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Asks the running gateway to hand over, as a newer one does, and then fails: the running
-    /// gateway must go on.
+    /// Asks the running gateway to hand over, as a newer gateway does, and then breaks off. The
+    /// running gateway must go on.
     pub(crate) async fn fail_upgrade(&self) -> anyhow::Result<()> {
         let mut stream = UnixStream::connect(self.path(".sluice/upgrade.sock")).await?;
         let hello = br#"{"sluice_upgrade":1,"version":"9.9","pid":77}"#;
@@ -124,7 +126,7 @@ impl Rig {
         Ok(self.admin.get("/admin/status").await?)
     }
 
-    /// Returns the number of the change.
+    /// Orders a restart of an engine. Returns the number of the change.
     pub(crate) async fn restart(&self, name: &str, sets: &[String], switches: &[&str]) -> anyhow::Result<u64> {
         let flags: Vec<_> = sets.iter().map(|set| flag(set)).collect::<Result<_, _>>()?;
         let (hold, cut) = (switches.contains(&"hold"), switches.contains(&"cut"));
@@ -172,8 +174,8 @@ impl Rig {
         Ok(self.processes()?.into_iter().map(|(pid, _)| pid).filter(of).collect())
     }
 
-    /// Whether all engines have processes, and each process has this variable (`NAME=value`) or, if
-    /// not `set`, lacks it.
+    /// Whether all engines have processes, and each process has this variable (`NAME=value`) in its
+    /// environment. If `set` is false, each process must lack it.
     pub(crate) fn all_have(&self, variable: &str, set: bool) -> anyhow::Result<bool> {
         let has = |pid: &i32| processes::has(*pid, |word| word == variable.as_bytes());
         for name in ENGINES {

@@ -1,8 +1,9 @@
-//! Changes of settings with `fleet.rollback = "wake"`: the old engine sleeps next to the new one,
+//! Changes of settings with `fleet.rollback = "wake"`. The old engine sleeps next to the new one,
 //! and its process serves again when the change fails or is taken back.
 //!
-//! Two simulated engines under load. Their GPUs are lock files, so an engine that is awake keeps
-//! another one from starting. `nvidia-smi` is a script that shows the memory in a file.
+//! Two simulated engines under load. Each GPU is a lock file, so an engine that is awake keeps
+//! another one from starting on it. `nvidia-smi` is a script that shows as used the memory that a
+//! file names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,14 +20,13 @@ use crate::rig::{LOOK, Rig, TIMEOUT};
 
 /// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(240);
-/// The simulated time of a cold start, seconds.
+/// The simulated duration of a cold start in seconds.
 const START: &str = "4";
-/// MiB in use on a GPU on which one engine sleeps, of [`MIB`].
+/// MiB in use, of [`MIB`], on a GPU on which one engine sleeps.
 const ASLEEP_MIB: &str = "2600";
 const MIB: &str = "143771";
 
-/// A gateway with the engines a and b, and further lines of `[fleet]`. `ports` are the ports of one
-/// test.
+/// A gateway with the engines a and b, and further lines of `[fleet]`. Each test has other `ports`.
 async fn rig(ports: &str, used_mib: &str, fleet: &str) -> anyhow::Result<Rig> {
     let folder = tempfile::tempdir()?;
     let (bin, used) = (folder.path().join("bin"), folder.path().join("used"));
@@ -63,7 +63,8 @@ async fn engine(rig: &Rig, name: &str) -> anyhow::Result<EngineView> {
     engines.find(|engine| engine.backend == format!("p/{name}")).context("no such engine")
 }
 
-/// The end of a change, the steps on the way, and the time from the last step of `since` on.
+/// Waits for the end of a change. Returns it with the steps on the way, and with the time since the
+/// engine left the step `since`.
 async fn ended(rig: &Rig, id: u64, since: &str) -> anyhow::Result<(LastChange, BTreeSet<String>, Duration)> {
     let (deadline, mut seen, mut from) = (Instant::now() + TIMEOUT, BTreeSet::new(), Instant::now());
     loop {
@@ -80,7 +81,7 @@ async fn ended(rig: &Rig, id: u64, since: &str) -> anyhow::Result<(LastChange, B
     }
 }
 
-/// The first process of each engine of the backend `a`, of one or two that run.
+/// The first processes of the engines of the backend `a`, of which one or two run.
 fn leaders(rig: &Rig) -> anyhow::Result<BTreeSet<i32>> {
     let is_server = |command: &str| command.contains(" sim m ");
     let own = rig.processes_of("a")?;
@@ -99,7 +100,7 @@ async fn a_start_that_fails_wakes_the_old_engine_and_loses_no_request() {
         let old = leaders(&rig)?;
         let load = Load::on(rig.port);
         rig.until("it serves", async |_| Ok(load.completed() > 20)).await?;
-        // No memory is left for the KV cache.
+        // With this value no memory is left for the KV cache, so the new engine does not start.
         let id = rig.restart("a", &["gpu-memory-utilization=0.01".to_owned()], &[]).await?;
         let (last, seen, took) = ended(&rig, id, "start").await?;
         ensure!(last.outcome == "rolled_back", "{last:?}\n{}", rig.log());
@@ -189,7 +190,7 @@ async fn the_old_engine_is_stopped_once_the_settings_have_settled_or_if_the_gate
             let id = rig.restart("a", &[format!("max-num-seqs={seqs}")], &[]).await?;
             let (last, seen, _) = ended(&rig, id, "drain").await?;
             ensure!(last.outcome == "done" && seen.contains("sleep"), "{last:?}, seen: {seen:?}\n{}", rig.log());
-            // The gateway stops while the last one is still kept.
+            // After the last change, the gateway stops while it still keeps the old engine.
             if at < 2 {
                 rig.until("the old one is gone", async |rig| Ok(leaders(rig)?.is_disjoint(&before))).await?;
                 ensure!(leaders(&rig)?.len() == 1 && engine(&rig, "a").await?.kept.is_none(), "{}", rig.log());

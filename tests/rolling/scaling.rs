@@ -1,8 +1,8 @@
 //! Autoscaling that the gateway applies: engines are stopped and started under load without losing
 //! a request.
 //!
-//! Reloads change `min` and `max`, and so the number of wanted engines; the tests of the scaler
-//! cover the rest.
+//! Reloads change `min` and `max`, and so the number of wanted engines. The tests of the scaler
+//! cover its own decisions.
 
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ async fn steps(rig: &Rig) -> anyhow::Result<Vec<String>> {
     Ok(engines(rig).await?.into_iter().map(|engine| engine.step).collect())
 }
 
-/// Waits until the engines are in these steps; idle engines must have no processes, all others must
-/// have some.
+/// Waits until the engines are in these steps. Then idle engines must have no processes, and every
+/// other engine must have at least one.
 async fn until_steps(rig: &Rig, wanted: [&str; 3]) -> anyhow::Result<()> {
     rig.until(&format!("the engines are {wanted:?}"), async |rig| Ok(steps(rig).await? == wanted)).await?;
     for (name, step) in ENGINES.iter().zip(wanted) {
@@ -80,8 +80,8 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         bounds.set(&rig, 3, 3).await?;
         until_steps(&rig, ["serve", "serve", "serve"]).await?;
 
-        // A stream keeps c from being stopped. Meanwhile c is wanted again, and goes on in the same
-        // process.
+        // While a stream runs on c, the gateway does not stop c. Meanwhile c is wanted again, and
+        // goes on in the same process.
         for other in ["a", "b"] {
             rig.drain(other).await?;
         }
@@ -103,7 +103,7 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         );
         drop(stream);
 
-        // An engine that an operator has taken out of rotation is replaced.
+        // If an operator takes an engine out of rotation, another engine takes its place.
         bounds.set(&rig, 2, 2).await?;
         until_steps(&rig, ["serve", "serve", "idle"]).await?;
         rig.drain("b").await?;
@@ -111,7 +111,8 @@ async fn engines_that_are_not_wanted_are_stopped_and_started_again_without_losin
         rig.enable("b").await?;
         until_steps(&rig, ["serve", "serve", "idle"]).await?;
 
-        // The flags change while only one engine is wanted: another engine runs during its restart.
+        // The flags change while only one engine is wanted, so another engine runs during the
+        // restart of that engine.
         bounds.set(&rig, 1, 1).await?;
         until_steps(&rig, ["serve", "idle", "idle"]).await?;
         rig.reconfigure("max-num-seqs = 64", "max-num-seqs = 48").await?;
@@ -163,7 +164,7 @@ async fn another_gateway_takes_over_what_runs_and_leaves_stopped_what_is_stopped
     timeout(LIMIT, taken).await.expect("took longer than allowed").unwrap();
 }
 
-/// Engines that commands start and stop, one of which fails to start: another engine takes its
+/// Engines that commands start and stop. One of them fails to start, and another engine takes its
 /// place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_run_by_commands_are_scaled_and_one_that_fails_is_replaced() {
@@ -194,8 +195,8 @@ async fn engines_run_by_commands_are_scaled_and_one_that_fails_is_replaced() {
     timeout(LIMIT, scaled).await.expect("took longer than allowed").unwrap();
 }
 
-/// Sends a request on a new connection; returns the head and the body of the response, and its
-/// duration.
+/// Sends a request on a new connection. Returns the head and the body of the response, and the time
+/// until its end.
 async fn ask(port: u16) -> anyhow::Result<(String, String, Duration)> {
     let body = r#"{"model":"m","prompt":"x","max_tokens":8,"ignore_eos":true,"stream":true}"#;
     let began = Instant::now();
@@ -248,8 +249,8 @@ async fn a_pool_without_requests_has_no_engine_and_the_next_requests_wait_for_on
         }
         until_steps(&rig, ["serve", "idle", "idle"]).await?;
         until_steps(&rig, ["idle", "idle", "idle"]).await?;
-        // When the start fails, the request is answered at once, and a later request finds an
-        // engine.
+        // When the start fails, the gateway answers the waiting request at once. A later request
+        // starts an engine again.
         std::fs::write(rig.path("fault.a"), "start-fails")?;
         let (head, body, took) = ask(rig.port).await?;
         ensure!(head.starts_with("http/1.1 503") && head.contains("retry-after: "), "{head}\n{body}");

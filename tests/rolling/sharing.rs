@@ -1,8 +1,8 @@
-//! Two models on one simulated GPU (`launch.share`): one engine is awake, the other one sleeps, and
-//! the requests of both come through.
+//! Two models on one simulated GPU (`launch.share`). One engine is awake while the other sleeps,
+//! and requests for both models are served.
 //!
-//! The GPU is a lock file: an engine that wakes beside another one fails. Clients of both models
-//! send without a pause, so each turn ends while requests run and wait.
+//! The GPU is a lock file, so an engine fails if it wakes while another one is awake. Clients of
+//! both models send without a pause, so each turn ends while requests run and wait.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use crate::rig::{LOOK, Rig};
 
 /// Time limit of a test.
 const LIMIT: Duration = Duration::from_secs(240);
-/// The simulated time of a wake and of falling asleep.
+/// The simulated time that waking takes, and that falling asleep takes.
 const WAKE: Duration = Duration::from_millis(300);
 /// Turns that each engine gets in the test.
 const TURNS: u64 = 3;
 
-/// A gateway with the models a and b on one GPU, and further lines of `[fleet]`. `ports` are the
-/// ports of one test: while an engine is stopped, the gateway of another test would take its port.
+/// A gateway with the models a and b on one GPU, and further lines of `[fleet]`. Each test has
+/// other `ports`, because the gateway of another test could take the port of an engine while this
+/// engine is stopped.
 async fn rig(ports: &str, fleet: &str) -> anyhow::Result<Rig> {
     let folder = tempfile::tempdir()?;
     let mut text = format!(
@@ -44,7 +45,7 @@ async fn rig(ports: &str, fleet: &str) -> anyhow::Result<Rig> {
     Rig::serving(folder, [0; 3], &text).await
 }
 
-/// Step and number of wakes of both engines.
+/// Step, number of wakes and `wake_seconds` of both engines.
 async fn engines(rig: &Rig) -> anyhow::Result<Vec<(String, u64, f64)>> {
     let pools = rig.status().await?.pools;
     let engines = pools.into_iter().filter_map(|pool| pool.backends.into_iter().next()?.engine);
@@ -85,7 +86,8 @@ async fn two_models_on_one_gpu_take_turns_and_no_request_is_lost() {
         let (a, b) = tokio::join!(a.end(), b.end());
         ensure!(a.is_empty() && b.is_empty(), "lost: {a:#?}\n{b:#?}\n{}", rig.log());
         let processes = rig.processes()?;
-        // The next gateway finds one engine asleep, and wakes it when it is its turn.
+        // The next gateway finds one engine asleep, and wakes it when the turn of this engine
+        // comes.
         rig.kill().await?;
         rig.run().await?;
         rig.until("one sleeps and one serves", async |rig| {
@@ -105,8 +107,8 @@ async fn two_models_on_one_gpu_take_turns_and_no_request_is_lost() {
     timeout(LIMIT, shared).await.expect("took longer than allowed").unwrap();
 }
 
-/// An engine that does not sleep is stopped between its turns, and one that sleeps for too long as
-/// well.
+/// The gateway stops an engine between its turns if the engine cannot sleep, or if it has slept for
+/// too long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_without_sleep_is_stopped_and_a_long_sleep_ends_the_process() {
     let shared = async {
@@ -130,7 +132,7 @@ async fn an_engine_without_sleep_is_stopped_and_a_long_sleep_ends_the_process() 
     timeout(LIMIT, shared).await.expect("took longer than allowed").unwrap();
 }
 
-/// The requests of a take longer than `fleet.drain`, and one always runs.
+/// Requests for the model a take longer than `fleet.drain`, and at least one of them always runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_requests_of_one_model_do_not_keep_the_other_one_waiting_for_ever() {
     let shared = async {

@@ -1,11 +1,12 @@
-//! The clients. The seed and the number of a request decide its content and when its client leaves.
+//! The clients of the soak. The seed and the number of a request determine its content and the
+//! moment when its client leaves.
 //!
-//! Seven of ten requests are finite and read to the end, streamed or plain. Three are endless, and
-//! their clients leave: at once (mostly within milliseconds of sending the request, streamed or
-//! plain), when the head of the response arrives, or after some events. Finite requests reuse their
-//! connection; clients that leave close it. Most prompts are short; one in twelve is long, up to 80
-//! KB. The client of one in [`SLOW`] finite requests reads a long stream more slowly than the
-//! engine sends it.
+//! Seven of ten requests are finite, and their clients read the response to the end, streamed or
+//! plain. Three are endless, and their clients leave: at once (mostly within milliseconds of
+//! sending the request, streamed or plain), when the head of the response arrives, or after some
+//! events. After a finite request, the next one uses the same connection. A client that leaves
+//! closes the connection. Most prompts are short; one in twelve is long, up to 80 KB. The client of
+//! one in [`SLOW`] finite requests reads a long stream more slowly than the engine sends it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,18 +23,19 @@ use tokio::time::{sleep, timeout};
 use crate::MODELS;
 use crate::reply::Reply;
 
-/// Code of the refusal of a body that was in flight at the death of two engines.
+/// Code with which the gateway refuses a body that two engines served when they died.
 pub(crate) const SUSPECTED: &str = "suspected_crash";
-/// Concurrent clients, before `SLUICE_SOAK_SCALE`: more than the slots of all backends, so that a
-/// queue forms.
+/// Concurrent clients, to be multiplied by `SLUICE_SOAK_SCALE`. They are more than the slots of all
+/// backends, so that a queue forms.
 const CLIENTS: usize = 96;
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Output tokens of an endless request: 1,000 s at the mock's pace, two minutes at the simulated
-/// engine's pace.
+/// Output tokens of an endless request. The mock would need 1,000 s for them, and a simulated
+/// engine two minutes.
 const ENDLESS: u64 = 100_000;
 /// One in this many finite requests is read slowly.
 const SLOW: usize = 128;
-/// Output tokens of a request that is read slowly: more bytes than the sockets hold.
+/// Output tokens of a request that is read slowly. Its response has more bytes than the sockets can
+/// hold.
 const SLOW_TOKENS: u64 = 1_600;
 /// A slow client reads [`PIECE`] bytes, then pauses for this long.
 const SLOW_PAUSE: Duration = Duration::from_millis(50);
@@ -51,9 +53,9 @@ pub(crate) struct Tally {
     pub(crate) left_at_head: u64,
     /// Clients that left after some events.
     pub(crate) left_in_content: u64,
-    /// Refused with 503 and Retry-After, or 429.
+    /// Requests that were refused with 503 and `Retry-After`, or with 429.
     pub(crate) shed: u64,
-    /// All other requests: other statuses, broken or incomplete responses.
+    /// All other requests, which had another status, or a broken or incomplete response.
     pub(crate) failed: u64,
     /// Failed requests by kind of failure.
     pub(crate) failures: BTreeMap<String, u64>,
@@ -86,7 +88,7 @@ enum Leave {
     Never,
     AtOnce(Duration),
     AtHead,
-    /// After this many events.
+    /// The client leaves after this many events.
     InContent(u64),
 }
 
@@ -111,7 +113,7 @@ impl RequestPlan {
             _ => Leave::Never,
         };
         let finite = leave == Leave::Never;
-        // A client that leaves at the head or later needs a stream.
+        // A request whose client leaves at the head or later must be a stream.
         let is_slow = finite && rng.below(SLOW) == 0;
         let stream = is_slow || matches!(leave, Leave::AtHead | Leave::InContent(_)) || rng.below(3) > 0;
         let (tokens, interval) = match (finite, is_slow) {
@@ -143,7 +145,7 @@ pub(crate) struct LoadClients {
 }
 
 impl LoadClients {
-    /// Clients that send `requests` in total; requests for model `i` go to `ports[i]`.
+    /// Clients that send `requests` requests in total. Requests for model `i` go to `ports[i]`.
     pub(crate) fn new(ports: [u16; 2], requests: u64, seed: u64) -> Arc<Self> {
         Arc::new(Self { ports, requests, seed, next: AtomicU64::new(0) })
     }
@@ -190,7 +192,7 @@ impl LoadClients {
     }
 }
 
-/// A connection; a slow one has a small buffer, so that the sockets soon are full.
+/// Opens a connection. For a slow client it has a small buffer, so that the sockets are soon full.
 async fn connect(port: u16, is_slow: bool) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     if is_slow {
@@ -254,7 +256,8 @@ async fn exchange(
         (429 | 503, _) if reply.retry_after => tally.shed += 1,
         (status, _) => {
             let start = String::from_utf8_lossy(&reply.start);
-            // The message has a time, and bodies repeat while engines die all the time.
+            // Only the code is kept, because the message has a time. Bodies repeat while engines
+            // die all the time, so this refusal is expected.
             match start.contains(SUSPECTED) {
                 true => bail!("status {status}: {SUSPECTED}"),
                 false => bail!("status {status}: {start}"),

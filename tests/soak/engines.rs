@@ -2,7 +2,8 @@
 //! killed and revived.
 //!
 //! A killed engine ends as after SIGKILL: all its connections break at once, without an error
-//! response. It returns on the same port, with its counters at zero (sim) or continued (mock).
+//! response. It returns on the same port. The counters of `sluice sim` then begin at zero, and the
+//! counters of the mock go on.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use crate::engine::{Counters, serve};
 
 const START: Duration = Duration::from_secs(20);
 const RETRY: Duration = Duration::from_millis(20);
-/// Speed of a simulated engine, as a multiple of the modelled GPU: short responses take about ten
-/// milliseconds, endless ones two minutes.
+/// Speed of a simulated engine, as a multiple of the modelled GPU's speed. With it, short responses
+/// take about ten milliseconds, and endless ones two minutes.
 const SIM_SPEED: u32 = 5;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -89,7 +90,7 @@ impl Engine {
                 task.abort();
                 let _ = task.await;
             }
-            // The error is ignored: an engine that has already ended needs no kill.
+            // The error is ignored, because an engine that has already ended needs no kill.
             Running::Sim(child, _) => drop(child.kill().await),
         }
     }

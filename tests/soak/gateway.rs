@@ -1,11 +1,11 @@
-//! The gateway under test: a process of `sluice serve` with four pools, reloaded while requests
-//! run.
+//! The gateway under test is a process of `sluice serve` with up to four pools, which is reloaded
+//! while requests run.
 //!
-//! Each model has a pool for short prompts on two engines and one for long prompts on a third.
-//! Every valid reload applies the next of [`SETTINGS`]: slots, permits, token budgets, queues,
-//! orders, policies and spill lists. In two of them there is one pool for all prompts. There are
-//! fewer slots than clients, so that requests queue, spill and are shed. Every eighth file is
-//! invalid and must change nothing.
+//! Each model has a pool for short prompts on two engines, and a pool for long prompts on a third
+//! engine. Every valid reload applies the next of [`SETTINGS`]: slots, permits, token budgets,
+//! queues, orders, policies and spill lists. In two of the settings, each model has one pool for
+//! all prompts. There are fewer slots than clients, so that requests queue, spill and are shed.
+//! Every eighth file is invalid and must change nothing.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::ports::free_port;
 use crate::serve::{self, serve};
 
-/// Time limit for the gateway to accept connections, and to end after SIGTERM with nothing in
-/// flight.
+/// Time limit until the gateway accepts connections, and until it ends after SIGTERM with nothing
+/// in flight.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The last line that the gateway logs when it starts.
 const SERVES: &str = "metrics and live page on";
@@ -34,17 +34,17 @@ pub(crate) const ENGINES: usize = 3;
 struct Settings {
     /// Whether long prompts have a separate pool.
     split: bool,
-    /// Slots per engine: short pool, long pool.
+    /// Slots for each engine, in the short pool and in the long pool.
     slots: [u32; 2],
-    /// Long prompts in prefill per engine: short pool, long pool.
+    /// Permits for each engine, in the short pool and in the long pool.
     permits: [u32; 2],
-    /// Outstanding tokens per engine.
+    /// Maximum number of outstanding tokens on each engine.
     tokens: u64,
-    /// Waiters per pool.
+    /// Maximum number of waiting requests in each pool.
     queue: u32,
     order: &'static str,
     policy: &'static str,
-    /// Whether short prompts may spill, and whether long ones may.
+    /// Whether the short pool may spill, and whether the long pool may.
     spill: [bool; 2],
 }
 
@@ -114,7 +114,7 @@ const SETTINGS: [Settings; 6] = [
 pub(crate) struct Gateway {
     pub(crate) port: u16,
     pub(crate) admin: u16,
-    /// Reloads so far, of valid and of invalid files.
+    /// Number of reloads so far, first of valid files, then of invalid files.
     pub(crate) reloads: [u64; 2],
     child: Child,
     folder: TempDir,
@@ -139,8 +139,8 @@ impl Gateway {
         let child = serve(folder.path(), &[])?;
         let mut gateway = Self { port, admin, reloads: [0; 2], child, folder, engines: Vec::new() };
         let deadline = Instant::now() + TIMEOUT;
-        // The log decides, not a connection: the kernel completes connections while the gateway is
-        // still starting and opens descriptors.
+        // The log shows when the gateway serves. A connection would not, because the kernel
+        // completes connections while the gateway still starts and opens descriptors.
         while !gateway.log().contains(SERVES) {
             if !gateway.runs()? || Instant::now() > deadline {
                 bail!("the gateway did not start:\n{}", gateway.log());
@@ -159,7 +159,7 @@ impl Gateway {
         if wrong {
             text += "slotz = 1\n";
         }
-        // Renamed into place, so that a reload never reads an incomplete file.
+        // The file is renamed into place, so that a reload never reads an incomplete file.
         let fresh = self.folder.path().join("fresh.toml");
         fs::write(&fresh, text)?;
         fs::rename(&fresh, self.folder.path().join("sluice.toml"))?;
@@ -178,12 +178,13 @@ impl Gateway {
         serve::log(self.folder.path(), 20)
     }
 
-    /// The path of the access log; complete only when the gateway has stopped.
+    /// The path of the access log, which is complete only when the gateway has stopped.
     pub(crate) fn access_log(&self) -> PathBuf {
         self.folder.path().join("access.jsonl")
     }
 
-    /// With nothing in flight the gateway exits soon, with status 0.
+    /// Stops the gateway while nothing is in flight. It must exit within [`TIMEOUT`], with status
+    /// 0.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         serve::signal(&self.child, Signal::SIGTERM)?;
         let status = timeout(TIMEOUT, self.child.wait()).await.context("did not end after SIGTERM")??;

@@ -1,37 +1,37 @@
-//! Soak: many requests, clients that leave, engines that die, reloads; afterwards every resource
-//! must be released.
+//! Soak: many requests, clients that leave, engines that die, and reloads. Afterwards every
+//! resource must be free.
 //!
 //! There are two models with three engines each: the engines of `steady` run all the time; the
 //! engines of `brittle` are killed and started again, one at a time. Every valid reload changes the
-//! pools (`gateway.rs`). There are two kinds of requests (`clients.rs`). Clients read *finite*
-//! requests to the end, a few of them slowly. *Endless* ones would run for minutes, and their
-//! clients leave: while queued, before the first token, or during the response. So these equations
-//! hold exactly:
+//! pools (`gateway.rs`). There are two kinds of requests (`clients.rs`). Clients read the responses
+//! to *finite* requests to the end, a few of them slowly. *Endless* requests would run for minutes,
+//! but their clients leave while the request is queued, before the first token, or during the
+//! response. So these equations hold exactly:
 //!
 //! 1. per model: sum over outcomes in `sluice_requests_total` = requests sent = lines of the access
 //!    log, no request id twice, and `completed` = responses read to the end
 //! 2. every gauge of the gateway (in flight, outstanding tokens, prefill tokens, long prefills,
 //!    queue) is 0
-//! 3. no engine has a running or queued request: one whose abort was missed would still run (or,
-//!    after minutes, count as finished, which number 4 finds)
+//! 3. no engine has a running or queued request. A request whose abort the engine has missed would
+//!    still run (or, after minutes, count as finished, which number 4 finds)
 //! 4. steady: no request failed or found no backend (a reload drops nothing); `client_gone + shed =
 //!    clients that left + clients that read a shed response`; the engines finished as many requests
 //!    as clients read; and `left a response <= aborts seen by the engines <= gone from a backend`
-//! 5. brittle: every failed request got an error response, and no wait ran into a time limit
+//! 5. brittle: every failed request got an error response, and no request waited until a time limit
 //! 6. descriptors are no more than before the first client, and memory is at most [`MEMORY_SLACK`]
 //!    above its value at a quarter of the requests
 //!
-//! The gateway passes on no byte before the engine's first event, so when a client has seen a
-//! response, its request was running. When a client leaves earlier, its request may be queued,
-//! shed, or in the engine's front end; therefore number 4 has inequalities. A killed engine loses
-//! its count of aborts, so aborts are checked for `steady` only.
+//! The gateway passes on no byte before the engine's first event. So if a client has seen a
+//! response, its request was running on the engine. If a client leaves earlier, its request may be
+//! queued, shed, or still in the engine's front end. Therefore number 4 has inequalities. A killed
+//! engine loses its count of aborts, so aborts are checked for `steady` only.
 //!
 //! All randomness follows from `SLUICE_SOAK_SEED`; the scheduling of threads and processes does
-//! not. The default size suits `cargo test`. The full soak is `SLUICE_SOAK_REQUESTS=100000`, and
-//! fails unless every situation above occurred. `SLUICE_SOAK_SCALE` multiplies clients, slots and
-//! queues, for a machine with many cores and millions of requests. `SLUICE_SOAK_ENGINE` chooses the
-//! engines (`sim`: processes of `sluice sim`; `mock`: the mock of `benches/overhead`), and
-//! `SLUICE_BIN` another build of sluice.
+//! not. The default number of requests suits `cargo test`. The full soak is
+//! `SLUICE_SOAK_REQUESTS=100000`, which fails unless every situation above occurred.
+//! `SLUICE_SOAK_SCALE` multiplies clients, slots and queues, for a machine with many cores and
+//! millions of requests. `SLUICE_SOAK_ENGINE` chooses the engines (`sim`: processes of `sluice
+//! sim`; `mock`: the mock of `benches/overhead`), and `SLUICE_BIN` another build of sluice.
 //!
 //! `hostile/` has the other soak: attackers next to honest clients.
 
@@ -69,25 +69,25 @@ use gateway::{ENGINES, Gateway};
 use page::Page;
 use records::Records;
 
-/// Default number of requests: a few seconds.
+/// Default number of requests, which take a few seconds.
 const REQUESTS: u64 = 600;
 /// Time limit for start, restarts and draining.
 const OVERHEAD: Duration = Duration::from_secs(90);
-/// Time allowed per request; 100,000 get 500 s.
+/// Time allowed for each request, so that 100,000 requests have 500 s.
 const PER_REQUEST: Duration = Duration::from_millis(5);
 /// Time limit for the last counters to settle after the last client has left.
 const SETTLE: Duration = Duration::from_secs(30);
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// A soak with at least this many requests fails unless every situation occurred.
 const THOROUGH: u64 = 10_000;
-/// Allowed growth of resident memory between a quarter of the requests and the end, bytes: memory
-/// that an allocator retains after a burst. A leak of a kilobyte per request would add 75 MB in the
-/// full soak.
+/// Allowed growth of resident memory between a quarter of the requests and the end, in bytes,
+/// because the allocator retains memory after a burst. A leak of a kilobyte per request would add
+/// 75 MB in the full soak.
 const MEMORY_SLACK: u64 = 24 << 20;
 
-/// Requests, for each unit of [`scale`], after which the memory of a long soak is compared with the
-/// memory at the end. More clients at a time need more requests until the tables are as full as
-/// they get.
+/// The memory of a long soak after this many requests, times [`scale`], is compared with the memory
+/// at the end. The number grows with the scale, because with more clients at a time, it takes more
+/// requests until the tables are as full as they get.
 const WARM: u64 = 100_000;
 /// A soak is long from this many times the warm requests on.
 const LONG: u64 = 5;
@@ -106,7 +106,7 @@ fn scale() -> u32 {
     u32::try_from(setting("SLUICE_SOAK_SCALE", 1)).unwrap_or(1)
 }
 
-/// Runs a test on half of the cores, but at least two: the other half is for the gateway.
+/// Runs a test on half of the cores, but at least two. The other half is for the gateway.
 pub(crate) fn block_on(test: impl Future<Output = ()>) {
     let cores = std::thread::available_parallelism().map_or(2, |cores| cores.get());
     let workers = (cores / 2).max(2);
@@ -130,8 +130,8 @@ fn nothing_leaks_after_clients_leave_engines_die_and_the_gateway_reloads() {
     });
 }
 
-/// Checks the test itself: without a gateway in between, every client that leaves is an abort in
-/// the engine.
+/// Checks the clients and the mock without a gateway between them: every client that leaves causes
+/// an abort in the engine.
 #[test]
 fn without_a_gateway_the_engines_see_every_client_that_leaves() {
     let (requests, seed) = (setting("SLUICE_SOAK_REQUESTS", REQUESTS), setting("SLUICE_SOAK_SEED", 1));
@@ -143,7 +143,8 @@ fn without_a_gateway_the_engines_see_every_client_that_leaves() {
             println!("{tally:?}");
             ensure!(tally.failed == 0 && tally.shed == 0, "an engine failed a request: {tally:?}");
             ensure!(tally.left_at_once > 0 && tally.left_at_head > 0 && tally.left_in_content > 0, "{tally:?}");
-            // An engine may not have read a request yet when its client left: wait for its counts.
+            // When a client left, the engine may not yet have read its request, so the test waits
+            // for the engine's counts.
             eventually(async || {
                 let page = idle(engine).await?;
                 aborts_fit(tally.left_in_content, aborted(&page), tally.left())?;
@@ -218,7 +219,7 @@ async fn soak(requests: u64, seed: u64) -> anyhow::Result<()> {
 
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Footprint {
-    /// Resident, bytes.
+    /// Resident memory in bytes.
     memory: u64,
     descriptors: u64,
 }
@@ -249,7 +250,7 @@ struct ObservedTotals {
     most: Footprint,
     longest_queue: u64,
     most_long_prefills: u64,
-    /// Bytes of responses in the memory of the gateway.
+    /// The most bytes of responses that waited in the memory of the gateway.
     most_unread: u64,
 }
 
@@ -308,8 +309,8 @@ async fn disturb(
     let mut seen = ObservedTotals::default();
     let mut rng = Rng::new(seed ^ 0xC4A0_5000);
     while !over() {
-        // One engine at a time dies, so that others remain; the pauses only spread the kills over
-        // the run.
+        // Only one engine at a time dies, so that others remain. The pauses only spread the kills
+        // over the run.
         let victim = &mut brittle[rng.below(ENGINES)];
         sleep(Duration::from_millis(100 + rng.below(400) as u64)).await;
         victim.kill().await;
@@ -359,8 +360,8 @@ fn steady_accounts(tally: &Tally, records: &Records, engines: &[Page]) -> anyhow
     Ok(())
 }
 
-/// Checks the numbers of the model whose engines died: failures are reported, and no request waits
-/// for a timeout.
+/// Checks the numbers of the model whose engines died. Every failed request must have an error
+/// response, and no request may have waited until a timeout.
 fn brittle_accounts(tally: &Tally, records: &Records) -> anyhow::Result<()> {
     let suspected = format!("status 422: {SUSPECTED}");
     let refused = tally.failures.get(&suspected).copied().unwrap_or(0);
@@ -388,8 +389,8 @@ fn aborts_fit(least: u64, aborts: u64, most: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that the gateway applied valid files and refused invalid ones; signals close together
-/// count as one.
+/// Checks that the gateway applied valid files and refused invalid ones. It may count two signals
+/// that come close together as one reload.
 fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
     for (result, sent) in ["ok", "failed"].iter().zip(gateway.reloads) {
         let done = page.sum("sluice_config_reloads_total", &[("result", result)]);
@@ -398,7 +399,7 @@ fn reloads(page: &Page, gateway: &Gateway) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The gateway's footprint, once all client connections are closed.
+/// The gateway's footprint when all connections of clients are closed.
 ///
 /// # Errors
 /// When more descriptors are open than before.
@@ -408,7 +409,7 @@ pub(crate) fn at_rest(page: Page, before: &Footprint) -> anyhow::Result<Footprin
     Ok(now)
 }
 
-/// Repeats an attempt until it succeeds; returns the last error after `SETTLE`.
+/// Repeats an attempt until it succeeds. After [`SETTLE`], returns the last error.
 pub(crate) async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let deadline = Instant::now() + SETTLE;
     let mut last = anyhow!("no attempt ended in time");
@@ -423,7 +424,7 @@ pub(crate) async fn eventually<T>(mut attempt: impl AsyncFnMut() -> anyhow::Resu
     Err(last)
 }
 
-/// Gauges that are 0 without requests.
+/// Gauges that must be 0 when there are no requests.
 const GAUGES: [&str; 6] = [
     "sluice_in_flight",
     "sluice_outstanding_tokens",
@@ -441,7 +442,8 @@ pub(crate) fn gauges_are_zero(page: &Page) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the gateway's metrics page if all gauges are 0 and the counts match.
+/// Returns the gateway's metrics page if all [`GAUGES`] are 0 and the counts match the clients'
+/// tallies.
 fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
     gauges_are_zero(&page)?;
     equal("lost lines of the access log", page.sum("sluice_access_log_dropped_total", &[]), 0)?;
@@ -454,8 +456,8 @@ fn closed(page: Page, tallies: &[Tally; 2]) -> anyhow::Result<Page> {
     Ok(page)
 }
 
-/// Returns an engine's metrics page if no request is running or queued: a request whose abort was
-/// missed would still run.
+/// Returns an engine's metrics page if no request is running or queued. A request whose abort the
+/// engine missed would still run.
 pub(crate) async fn idle(engine: &Engine) -> anyhow::Result<Page> {
     let page = Page::fetch(engine.port).await?;
     page.all_zero("vllm:num_requests_running")?;

@@ -1,7 +1,7 @@
 //! A metrics page in Prometheus' text format.
 //!
-//! It reads sums of whole numbers over the series with given labels. Types, histograms and escapes
-//! in label values are not supported.
+//! The parser reads sums of whole numbers over the series with given labels. It does not support
+//! types, histograms and escapes in label values.
 
 use anyhow::{Context as _, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -58,7 +58,7 @@ impl Page {
     }
 }
 
-/// Reads one response to its end, keeping the first `keep` bytes of its body.
+/// Reads one response to its end, and keeps the first `keep` bytes of its body.
 ///
 /// # Errors
 /// When the connection breaks, ends early, or carries something other than a response.

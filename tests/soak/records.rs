@@ -1,8 +1,9 @@
-//! The gateway's access log after it has stopped: one line per request, and when its client left.
+//! The access log of a gateway that has stopped: one line for each request, with the stage at which
+//! its client left.
 //!
-//! Unlike the metrics, it shows when a client left: while queued (no backend), before the first
-//! token (a backend but no status) or during the response. The log is read line by line; only a
-//! hash of each request id is kept.
+//! The metrics do not show this stage. In the log, a client left while its request was queued (no
+//! backend), before the first token (a backend but no status) or during the response. The log is
+//! read line by line, and only a hash of each request id is kept.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -15,7 +16,7 @@ use twox_hash::XxHash3_64;
 
 #[derive(Default, Debug)]
 pub(crate) struct Records {
-    /// Lines by outcome; shed ones also by reason.
+    /// Number of lines by outcome. Shed requests also count by reason.
     pub(crate) outcomes: BTreeMap<String, u64>,
     pub(crate) gone_queued: u64,
     /// Clients that left after a backend was chosen and before the response began.

@@ -1,8 +1,8 @@
-//! The graph of files that use each other: layers between modules, and import cycles among files.
+//! The graph of files that use other files: layers between modules, and import cycles among files.
 //!
-//! An import is followed through re-exports to the file that defines the name, so that a type that
-//! `mod.rs` re-exports does not count as a use of `mod.rs`. A name that a macro or another crate
-//! defines counts as defined in the last known file.
+//! An import is followed through re-exports to the file that defines the name. So the import of a
+//! type that `mod.rs` only re-exports does not count as a use of `mod.rs`. If a macro or another
+//! crate defines the name, the last file on the way counts as its place.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,7 +11,7 @@ use petgraph::graphmap::DiGraphMap;
 
 use crate::source::{Code, Source};
 
-/// Which code of a file counts as a use.
+/// The code of a file that counts: all of it, or only the code without tests.
 #[derive(Clone, Copy)]
 enum Part {
     All,
@@ -38,8 +38,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// The path from the root of the crate; `None` for another crate, and for a name of the file
-    /// itself.
+    /// Turns a path in a file into a path from the root of the crate. `None` for another crate, and
+    /// for a name of the file itself.
     fn absolute(&self, file: usize, path: &[String], aliases: bool) -> Option<Vec<String>> {
         let source = &self.sources[file];
         let first = path.first()?;
@@ -84,8 +84,9 @@ impl<'a> Files<'a> {
     fn uses(&self, file: usize) -> BTreeMap<usize, String> {
         let (source, code) = (&self.sources[file], self.code(file));
         let named: BTreeSet<&str> = code.paths.iter().filter_map(|path| path.first().map(String::as_str)).collect();
-        // Two kinds of import do not count: a re-export that the file does not use itself, and the
-        // import of a module, because the items of the module are counted where they are named.
+        // Two kinds of import do not count. One is a re-export that the file does not use itself.
+        // The other is the import of a module, because the items of the module count where the code
+        // names them.
         let imports = code.imports.iter().filter(|import| !import.public || named.contains(&*import.name));
         let imports = imports.filter(|import| {
             let module = self.absolute(file, &import.path, false);

@@ -1,4 +1,4 @@
-//! The project rules that a compiler does not check.
+//! The rules of this project that the compiler does not check.
 //!
 //! The compiler enforces the layers between crates, if their manifests are right. This test checks
 //! the manifests, and the layers inside a crate: `lib.rs` declares the modules lowest layer first,
@@ -6,10 +6,9 @@
 //! replaceable libraries, starting processes, clocks and randomness in modules that are tested on
 //! paused time, and the length of files and functions.
 //!
-//! Every rule is a function from sources to complaints. It runs twice: on the tree, where it must
-//! find nothing that `excuses.toml` does not list, and on a bad snippet, where it must find
-//! something. An excuse that is no longer needed is a complaint too, so that the lists only get
-//! shorter.
+//! Every rule is a function from sources to complaints. It runs twice. On the repository it must
+//! find nothing that `excuses.toml` does not list, and on a bad snippet it must find something. An
+//! excuse that is no longer needed is a complaint too, so that the lists only get shorter.
 
 #[path = "../common/complaints.rs"]
 mod complaints;
@@ -56,7 +55,8 @@ fn files() -> Vec<(String, String)> {
     ["src", "tests", "benches"].iter().flat_map(|folder| rust_files(folder, "")).collect()
 }
 
-/// buildah reads the file in the root, docker the file next to the Containerfile.
+/// buildah reads the ignore file in the root of the repository, and docker the one next to the
+/// Containerfile.
 #[test]
 fn an_image_is_built_from_the_same_files_by_docker_and_buildah() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();

@@ -1,6 +1,6 @@
 //! The rules about single files and about the manifests.
 //!
-//! Each rule returns one line per complaint: the place, the fault, and how to fix it.
+//! Each rule returns one line for each complaint, with the place, the fault, and how to fix it.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ const CRATES: &[&str] = &[
 const INDEPENDENT: &[&str] = &["sluice-bench", "sluice-sim"];
 const INDEPENDENT_USE: &str = "sluice-core";
 
-/// Pure modules: time and random numbers are parameters, and there is no I/O. A path is a folder or
-/// the name of a file without `.rs`.
+/// Pure modules, which take time and random numbers as parameters and do no I/O. Each is the path
+/// of a folder, or of a file without `.rs`.
 const PURE: &[&str] = &[
     "core",
     "cluster",
@@ -59,7 +59,7 @@ const IMPURE: &[&str] = &[
     "thread::sleep",
 ];
 
-/// Prefixes of the names of libraries' crates, and the only modules that may name these crates.
+/// Beginnings of the names of library crates, and the only modules that may name these crates.
 const CONFINED: &[(&str, &[&str])] = &[
     ("pingora", &["gateway/proxy", "serve", "admin"]),
     ("prometheus", &["gateway/telemetry"]),
@@ -70,17 +70,19 @@ const CONFINED: &[(&str, &[&str])] = &[
 const SPAWNING: &[&str] = &["process::Command", "Command::new", "tokio::process"];
 const SPAWNERS: &[&str] = &["fleet", "cli/demo", "cli/sim"];
 
-/// Minimum number of `//!` lines at the start of a file: what it is, why, the rule, the bounds.
+/// Minimum number of `//!` lines at the start of a file, which describe its content, reason, rules
+/// and bounds.
 const HEADER_LINES: usize = 3;
 const FILE_LINES: usize = 500;
 /// Maximum lines of `src/main.rs`, which only calls the library.
 const MAIN_LINES: usize = 60;
 const COMMENT_COLUMNS: usize = 100;
-/// Words that often stand where a noun belongs, each with the most uses in 1,000 words of comments.
+/// Words that often stand where a noun belongs, each with the maximum number of uses in 1,000 words
+/// of comments.
 const PRONOUNS: [(&str, f64); 3] = [("what", 1.0), ("those", 0.5), ("its", 3.0)];
 const FUNCTION_LINES: usize = 80;
 
-/// Whether the code names the parts of `what` one after another.
+/// Whether a path in the code contains the parts of `what`, such as `a::b`, one after another.
 fn names(code: &Code, what: &str) -> bool {
     let what: Vec<&str> = what.split("::").collect();
     code.named().any(|path| path.windows(what.len()).any(|part| part == what))
@@ -154,7 +156,7 @@ pub(crate) fn unwraps(sources: &[Source]) -> Vec<String> {
     bad.map(complain).collect()
 }
 
-/// Every file has a header; one line is enough for a file of tests.
+/// Every file has a header. One line is enough for a file of tests.
 pub(crate) fn headers(sources: &[Source]) -> Vec<String> {
     let complain = |source: &Source| {
         let required = if source.test { 1 } else { HEADER_LINES };
@@ -205,7 +207,8 @@ fn comments(text: &str) -> impl Iterator<Item = (usize, &str)> {
     numbered.filter(|(_, line)| line.trim_start().starts_with("//"))
 }
 
-/// Functions fit a screen, except the excused ones, given as `path::function`.
+/// No function has more than [`FUNCTION_LINES`] lines, except the excused ones, which are given as
+/// `path::function`.
 pub(crate) fn functions(sources: &[Source], excused: &BTreeMap<String, String>) -> Vec<String> {
     let all = sources.iter().flat_map(|source| {
         let functions = source.product.functions.iter().filter(|(_, lines)| *lines > FUNCTION_LINES);
@@ -218,8 +221,8 @@ pub(crate) fn functions(sources: &[Source], excused: &BTreeMap<String, String>) 
     new.chain(stale.map(|name| format!("{name}: excused as long but is not; remove the excuse"))).collect()
 }
 
-/// Vague and literary words are not used. `excused` is the number that a file may still have; it
-/// must be exact, so it only goes down.
+/// No file has vague and literary words, except as many as `excused` says for it. This number must
+/// be exact, so it can only go down.
 pub(crate) fn words<'a>(
     files: impl IntoIterator<Item = (&'a str, &'a str)>,
     banned: &[String],

@@ -2,8 +2,8 @@
 //! from product code.
 //!
 //! Test code is an item behind `#[cfg(test)]` or `#[cfg(any(test, feature = "testing"))]`, and
-//! every file that such an item declares. Macro calls are not expanded: paths are read from their
-//! tokens.
+//! every file that such an item declares. Calls of macros are not expanded. Paths are read from the
+//! tokens of the call instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -146,7 +146,8 @@ impl<'ast> Visit<'ast> for Code {
         visit::visit_impl_item_fn(self, item);
     }
 
-    // Two kinds of path are not references: `pub(crate)`, and the arguments of attributes.
+    // Two kinds of path are skipped because they are no uses: the path in `pub(crate)`, and the
+    // arguments of attributes.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
     fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}
 }
@@ -244,7 +245,7 @@ pub(crate) struct Source {
     pub(crate) test: bool,
     /// The code of the whole file, tests included.
     pub(crate) all: Code,
-    /// The code without tests; empty when the file is test code.
+    /// The code without tests. Empty if the whole file is test code.
     pub(crate) product: Code,
 }
 
@@ -304,7 +305,8 @@ pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every Rust file below the folder `of` of the repository: its path below `base`, and its text.
+/// Every Rust file below the folder `of` of the repository, with its path below `base` and its
+/// text.
 pub(crate) fn rust_files(of: &str, base: &str) -> Vec<(String, String)> {
     fn collect(folder: &Path, base: &Path, into: &mut Vec<(String, String)>) {
         for entry in fs::read_dir(folder).unwrap() {

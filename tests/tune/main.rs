@@ -1,7 +1,8 @@
 //! `sluice tune` as a user runs it: arguments, messages, exit codes and the journal.
 //!
 //! Real processes of `sluice sim` take the place of engines. After each test no engine may be left.
-//! A busy machine may decide which setting wins, so most tests accept more than one winner.
+//! On a busy machine chance may decide which setting wins, so most tests accept more than one
+//! winner.
 
 #[path = "../common/ports.rs"]
 mod ports;
@@ -14,7 +15,7 @@ use nix::unistd::Pid;
 
 use rig::{Rig, end, until};
 
-/// Requests whose measurement takes about a second.
+/// A load of requests whose measurement takes about a second.
 const LOAD: &str = "[[traffic]]\nconcurrency = 6\nrequests = 18\n\
     class = [{ name = \"a\", in = 100, out = 30, e2el = \"60s\" }]\n";
 /// One objective, measured in two runs.
@@ -47,8 +48,8 @@ fn a_grid_is_tuned_on_processes_and_no_process_is_left() {
     assert!(ran.out.contains("best: max-num-batched-tokens=") && ran.out.contains("max-num-seqs=6"), "{}", ran.out);
     assert!(ran.out.contains("vllm serve: --max-num-batched-tokens="), "{}", ran.out);
     assert!(ran.err.contains("1 of 5: defaults: ") && ran.err.contains("; best "), "{}", ran.err);
-    // The default, four settings, then the winner and the default again. The winner needs no new
-    // start if it ran last.
+    // The default, four settings, and then the winner and the default again. The winner needs no
+    // new start if it ran last.
     assert!(rig.trials() == 7 && [6, 7].contains(&rig.starts()), "{} starts\n{}", rig.starts(), ran.err);
     assert_eq!(rig.engines(), Vec::<i32>::new());
 }
@@ -65,7 +66,8 @@ fn real_engines_that_the_file_describes_are_simulated_first() {
 fn a_tuner_that_is_killed_resumes_and_leaves_no_engine() {
     let rig = grid();
     let child = rig.begin(&["--real"]);
-    // Waits for the engine of the third trial: the engine of the second may be about to stop.
+    // The test waits for the engine of the third trial, because the engine of the second trial may
+    // be about to stop.
     until("the engine of a third trial runs", || {
         rig.trials() >= 2 && rig.starts() > rig.trials() && !rig.engines().is_empty()
     });
@@ -108,7 +110,7 @@ fn a_rate_search_that_was_killed_goes_on_after_its_last_load() {
     let ran = end(child);
     assert_eq!((ran.code, rig.engines()), (Some(1), vec![]), "{ran:?}");
     assert!(rig.read("t.journal").starts_with(&before));
-    // The loads before the rates were not repeated.
+    // The resumed tuning did not repeat the loads that come before the rates.
     assert_eq!((loads("\"stream\""), loads("{\"saturated\":")), (1, 1), "{}", rig.read("t.journal"));
 }
 
@@ -121,7 +123,7 @@ fn the_winner_and_the_default_are_traced_where_the_engines_have_a_profiler() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let traced = "the profiler traced 100 requests";
     let journal = rig.read("t.journal");
-    // On a busy machine the default may win; then there is only one setting to confirm.
+    // On a busy machine the default may win. Then there is only one setting to confirm.
     let confirmed =
         |setting: &str| journal.lines().any(|l| l.contains("\"effort\":\"confirm\"") && l.contains(setting));
     let settings = ["\"setting\":{}", "max-num-seqs"].iter().filter(|setting| confirmed(setting)).count();
@@ -160,13 +162,13 @@ fn keys_of_the_gateway_cost_no_start() {
     assert_eq!(head.get(..4), Some(&["setting", "policy", "slots", "seqs"][..]), "{}", ran.out);
     let has = |policy: &str| ran.out.lines().any(|line| line.split_whitespace().nth(1) == Some(policy));
     assert!(has("round_robin") && has("least_work"), "{}", ran.out);
-    // On a busy machine the gain may be uncertain: then the defaults are kept, and there is nothing
-    // to set.
+    // On a busy machine the gain may be uncertain. Then the report advises to keep the defaults,
+    // and has no flags to set.
     let kept = ran.out.lines().any(|line| line.starts_with("the defaults ") && line.contains(": keep them"));
     assert_eq!(ran.out.contains("sluice serve: --set pool.p."), !kept, "{}", ran.out);
     assert!(kept || ran.out.contains("\nbest: pool.p.policy="), "{}", ran.out);
-    // Starts of each of the two engines: the default, both values of the flag, and at most two
-    // confirmations.
+    // Each of the two engines is started for the default, for both values of the flag, and for at
+    // most two confirmations.
     let starts = rig.starts() / 2;
     assert!((3..=5).contains(&starts) && rig.trials() >= 9, "{starts} starts, {} trials\n{}", rig.trials(), ran.err);
     assert_eq!(rig.engines(), Vec::<i32>::new());
@@ -179,15 +181,15 @@ fn what_the_engine_refuses_is_learned_and_reported() {
     let rig = Rig::real(1, flags, &format!("{LOAD}{TUNE}{space}"));
     let ran = rig.tune(&["--real"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    // The first refusal contains the longest length that would fit; the other two settings are not
-    // started.
+    // The first refusal contains the longest length that would fit, so the tuner does not start the
+    // other two settings.
     let refusals = ran.out.matches("estimated maximum model length").count();
     assert!(
         refusals == 1 && ran.out.matches("does not start").count() + ran.out.matches("left out").count() >= 3,
         "{}",
         ran.out
     );
-    // Progress lines are short; the report has the whole text.
+    // Lines about the progress shorten the text of the refusal. The report has the whole text.
     assert!(ran.err.lines().all(|line| line.chars().count() < 300), "{}", ran.err);
     assert_eq!(rig.engines(), Vec::<i32>::new());
 }
@@ -244,7 +246,8 @@ fn the_memory_is_what_the_engine_lives_with_under_load_and_not_at_the_start() {
         [[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [6]\n"
         ),
     );
-    // The engine starts with any share; above 0.94 it runs out of memory as soon as requests come.
+    // The engine starts with any share of the memory, but with more than 0.94 it runs out of memory
+    // as soon as requests come.
     let script = format!(
         "#!/bin/sh\nfault=none\ncase \"$*\" in *utilization=0.96* | *utilization=0.98*) \
          fault=oom=3;; esac\nexec {} \"$@\" --sim-fault $fault\n",
@@ -291,7 +294,7 @@ fn the_variables_of_auto_tune_are_taken_and_its_files_are_written() {
     assert!(ran.code == Some(2) && ran.err.contains("raise MAX_MODEL_LEN"), "{ran:?}");
 }
 
-/// A gateway that is stopped, with its engines, when it is dropped.
+/// A gateway. Dropping it stops the gateway and its engines.
 struct Gateway<'a>(&'a Rig, std::process::Child, String);
 
 impl Gateway<'_> {
@@ -331,8 +334,7 @@ fn an_engine_of_a_gateway_that_serves_is_tuned_in_place_and_given_back() {
     let ran = end(child);
     assert!(ran.code == Some(1) && ran.err.contains("giving p/e0 back"), "{ran:?}");
     until("it is given back", || ["e0", "e1"].map(|name| gateway.shown(name)) == before);
-    // A killed tuner cannot give the backend back: the engine keeps the flags of the trial, not its
-    // own.
+    // A killed tuner cannot give the backend back, so the engine keeps the flags of the trial.
     let resume = [&args[..], &["--resume"]].concat();
     let child = rig.begin(&resume);
     until("another setting is tried", || gateway.shown("e0")[1] != before[0][1]);
@@ -422,7 +424,7 @@ fn a_full_disk_ends_the_tuning_with_a_whole_journal_that_is_continued() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.err.contains(&format!("{had} trials are taken from the journal")), "{}", ran.err);
     assert!(rig.read("t.journal").starts_with(&text));
-    // A journal of another kind of engine or of another seed is not continued.
+    // The tuner does not continue a journal of another kind of engine or of another seed.
     let ran = rig.tune(&["--resume", "--seed", "2"]);
     assert!(ran.code == Some(2) && ran.err.contains("it is of the seed 1 and not 2"), "{ran:?}");
     let ran = rig.tune(&["--resume", "--real"]);

@@ -1,7 +1,7 @@
 //! A folder with a tuning, `sluice sim` in place of `vllm serve`, and the command run in it.
 //!
-//! The environment of engines contains the folder as a mark: a test finds its engines by the mark,
-//! and kills them if it fails.
+//! The environment of engines contains the name of the folder as a mark. A test finds its engines
+//! by the mark, and kills them if it fails.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -76,7 +76,8 @@ impl Rig {
         ran(self.command(args).output().unwrap())
     }
 
-    /// The same, but no file can grow beyond `blocks` of 512 bytes, as on a full disk.
+    /// Runs `sluice tune t.toml ARGS` too, but no file can grow beyond `blocks` blocks of 512
+    /// bytes, as on a full disk.
     pub(crate) fn tune_on_full_disk(&self, blocks: u32, args: &[&str]) -> Ran {
         let mut shell = Command::new("sh");
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
@@ -97,8 +98,8 @@ impl Rig {
         ran(command.envs(variables.iter().cloned()).output().unwrap())
     }
 
-    /// Starts a gateway with the configuration; its engines carry the mark of this folder. Returns
-    /// the process and its admin port.
+    /// Starts a gateway with the configuration, so that its engines carry the mark of this folder.
+    /// Returns the process and the address of its admin port.
     pub(crate) fn serve(&self) -> (Child, String) {
         let (listen, admin) = (free_port(), free_port());
         let head = format!(
@@ -112,7 +113,8 @@ impl Rig {
         (command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap(), format!("http://127.0.0.1:{admin}"))
     }
 
-    /// The backend of this name as the gateway reports it; null while the gateway does not respond.
+    /// The backend of this name as the gateway reports it, or null while the gateway does not
+    /// respond.
     pub(crate) fn backend(&self, admin: &str, name: &str) -> serde_json::Value {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
         let ran = ran(command.args(["backend", "--admin", admin, "list", "--json"]).output().unwrap());
@@ -122,7 +124,7 @@ impl Rig {
         own.unwrap_or_default()
     }
 
-    /// The commands by which a user recovers a backend that a killed tuner has left.
+    /// Runs the commands by which a user recovers a backend that a killed tuner has left.
     pub(crate) fn give_back(&self, admin: &str, name: &str) {
         for action in [&["restart", name, "--reset", "--wait"][..], &["enable", name]] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));

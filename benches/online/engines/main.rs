@@ -1,4 +1,4 @@
-//! Evidence for the part of the online tuner that changes flags of engines, on simulated engines.
+//! Measures the part of the online tuner that changes flags of engines, on simulated engines.
 //!
 //! | command | shows |
 //! |---|---|
@@ -8,9 +8,10 @@
 //! | `calibration` | the forecast and the realised gain of each change |
 //!
 //! The binary that `cargo bench --no-run -p sluice-lab --bench engines` builds runs on any machine
-//! with the folder `config`: it reads only the given files and `config/one-pool.toml`, which they
-//! name. `--from SEED --seeds N` runs SEED and every sixteenth number after it. Faults: "10 %
-//! slower", "crashes under load", "hangs under load", "fails for long prompts", "no difference".
+//! with the folder `config`. It reads only the given files and `config/one-pool.toml`, which these
+//! files name. `--from SEED --seeds N` runs N seeds, SEED and every sixteenth number after it. The
+//! faults are "10 % slower", "crashes under load", "hangs under load", "fails for long prompts" and
+//! "no difference".
 //!
 //! ```sh
 //! cd config/lab/tuner/engines
@@ -117,8 +118,8 @@ fn events(run: &LabRun) {
     }
 }
 
-/// The share of the requests sent from `from` on that met the configured objectives, and the number
-/// of requests without a response.
+/// The share of the requests sent at `from` or later that met the configured objectives, and the
+/// number of requests without a response.
 fn attainment(lab: &Lab, run: &LabRun, from: f64) -> (f64, usize) {
     attainment_between(lab, run, from, f64::MAX)
 }
@@ -131,7 +132,7 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
     let objectives = lab.config.pools[0].slo.objectives();
     let (mut met, mut all, mut failed) = (0.0, 0.0, 0);
     for record in &run.result.requests {
-        // A shed request got a 503, so it is not without a response.
+        // A shed request got a 503, so it does not count as a request without a response.
         failed += usize::from(!record.is_completed() && !is_shed(record));
         if record.sent < from || record.sent >= to {
             continue;
@@ -147,7 +148,7 @@ fn attainment_between(lab: &Lab, run: &LabRun, from: f64, to: f64) -> (f64, usiz
     (met / all, failed)
 }
 
-/// Forecasts that every change reduces the loss to a quarter.
+/// A forecast for every change which says that the change reduces the loss to a quarter.
 fn promises(_: &Lab, question: &EngineQuestion, _: u64) -> EngineAnswer {
     let now = Forecast { loss: 0.2, error: 0.0, attainment: 0.8 };
     let half = Forecast { loss: 0.05, error: 0.0, attainment: 0.95 };
@@ -162,7 +163,7 @@ struct Trials {
     promoted: usize,
     undone: usize,
     failed: usize,
-    /// Misses beyond the rate of the first ten minutes.
+    /// Number of misses beyond the number that the rate of the first ten minutes would give.
     beyond: f64,
     requests: usize,
 }
@@ -184,8 +185,8 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
         let row = |name: &str, which: String, runs: &[&Trials]| {
             let sum = |of: fn(&Trials) -> usize| runs.iter().map(|one| of(one)).sum::<usize>();
             let mean = |of: fn(&Trials) -> f64| runs.iter().map(|one| of(one)).sum::<f64>() / runs.len() as f64;
-            // 5 % of the misses that an objective of 99 % allows in 30 days, at the rate of
-            // requests of these 40 minutes.
+            // Allowed are 5 % of the misses that an objective of 99 % allows in 30 days, at the
+            // rate of requests of these 40 minutes.
             let allowed = mean(|one| one.requests as f64) * 18.0 * 60.0 * 0.01 * 0.05;
             format!(
                 "| {} | {name} | {which} | {} | {} | {} | {} | {:.0} | {allowed:.0} |",
@@ -241,7 +242,7 @@ fn planted(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::erro
     Ok(())
 }
 
-/// Every start of a scenario in each of the tuner's modes, with its name.
+/// Every start of a scenario in each of these modes of the tuner, with its name.
 fn starts_of(scenario: &Scenario, options: &Options, modes: &[&'static str]) -> Result<Started, sluice_lab::LabError> {
     let mut started = Started::default();
     for variant in scenario.file.variants() {
@@ -260,7 +261,7 @@ fn starts_of(scenario: &Scenario, options: &Options, modes: &[&'static str]) -> 
 #[derive(Default)]
 struct Started {
     labs: Vec<Lab>,
-    /// The start and the tuner's mode.
+    /// For each lab, the name of the start and the tuner's mode.
     names: Vec<(String, &'static str)>,
 }
 
@@ -308,13 +309,13 @@ fn hours(files: &[PathBuf], options: &Options) -> Result<(), Box<dyn std::error:
 
 /// The result of one run of `starts`.
 struct Start {
-    /// Attainment of the second half and of all requests.
+    /// Attainment of the requests in the second half, and of all requests.
     met: [f64; 2],
     /// Mean and P99 of TTFT of all requests, seconds.
     ttft: [f64; 2],
     /// Requests without a response.
     failed: usize,
-    /// As from [`changes`].
+    /// Changes kept, changes tried, and restarts, as from [`changes`].
     changes: [usize; 3],
 }
 

@@ -1,16 +1,16 @@
-//! Evidence for the online tuner on simulated engines: the attainment that it reaches from wrong
-//! limits, compared with the best static limits.
+//! Measures the online tuner on simulated engines: the attainment that it reaches from wrong
+//! limits, compared with the attainment of the best static limits.
 //!
 //! ```sh
 //! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/*.toml --seeds 3 --jobs 2
 //! cargo bench -p sluice-lab --bench limits -- config/lab/tuner/mixed.toml --events
 //! ```
 //!
-//! Every file has 20 minutes of traffic and, as variants, wrong limits. Each variant runs with the
-//! tuner and without. The best static setting is the best of a grid with the first seed; it then
-//! runs with every seed. The result is the attainment of the requests that arrive in the second
-//! half: the share that met all configured objectives. With `--simulate`, the tuner simulates a
-//! change before it tries it, as in a gateway whose `tuner.simulation` describes the engines.
+//! Every file has 20 minutes of traffic, and wrong limits as variants. Each variant runs with the
+//! tuner and without. The best static setting is the setting of a grid that is best with the first
+//! seed. It then runs with every seed. The result is the share of the requests in the second half
+//! that met all configured objectives. With `--simulate`, the tuner simulates a change before it
+//! tries it, as in a gateway whose `tuner.simulation` describes the engines.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,10 +22,10 @@ use sluice_core::meter::slo::Timings;
 use sluice_lab::{Forecaster, Lab, LabRun, Scenario, Variant, run};
 
 const USAGE: &str = "limits FILE.. [--seeds N] [--jobs N] [--events] [--no-grid] [--simulate] [--setting KEY=VALUE ..]";
-/// The time from which requests count, seconds.
+/// Requests count if they arrive after this time in seconds.
 const HALF: f64 = 600.0;
 
-/// The grid: keys of the gateway, each with its values.
+/// The grid for one pool: keys of the gateway, each with its values.
 const ONE_POOL: [(&str, &[&str]); 3] = [
     ("pool.all.long_prefix.threshold", &["1k", "5k", "10k"]),
     ("pool.all.long_prefix.slots", &["1", "2", "4", "64"]),
@@ -45,7 +45,7 @@ struct Options {
     events: bool,
     grid: bool,
     simulate: bool,
-    /// One setting instead of the grid.
+    /// Keys and values of one setting, which runs instead of the grid.
     setting: Vec<String>,
 }
 
@@ -147,8 +147,8 @@ fn load(scenario: &Scenario, options: &Options) -> Result<(), Box<dyn std::error
     Ok(())
 }
 
-/// Means over the seeds: attainment in the second half, and changes kept, tried, and tried in the
-/// second half.
+/// Means over the seeds. They are the attainment in the second half, and the numbers of changes
+/// kept, tried, and tried in the second half.
 fn means(labs: &[Lab], options: &Options) -> Vec<(f64, [f64; 3])> {
     let jobs: Vec<(usize, u64)> =
         (0..labs.len()).flat_map(|lab| (0..options.seeds).map(move |run| (lab, nth_seed(1, run)))).collect();
@@ -184,8 +184,8 @@ fn changes(run: &LabRun) -> [f64; 3] {
     [count(EventKind::Kept, 0.0), count(EventKind::Tried, 0.0), count(EventKind::Tried, HALF)]
 }
 
-/// The share of the requests of the second half that met the configured objectives, which are the
-/// same in all pools.
+/// The share of the requests in the second half that met the configured objectives. All pools have
+/// the same objectives.
 fn attainment(lab: &Lab, run: &LabRun) -> f64 {
     let objectives = lab.config.pools[0].slo.objectives();
     let time = |seconds: f64| std::time::Duration::from_secs_f64(seconds);

@@ -1,5 +1,5 @@
-//! Tunings without and with LoRA adapters. Then the winner of each runs with adapters, at the rate
-//! that the tuning has certified.
+//! Tunings without and with LoRA adapters. Then the winner of each tuning runs with adapters, at
+//! the rate that the tuning has certified.
 //!
 //! The table of the tuning with adapters must name too few adapter slots as a cause.
 
@@ -15,7 +15,7 @@ use crate::tuning::{attainment, file, goal, tuned};
 /// The share of requests that must meet their objective.
 const TARGET: f64 = 0.99;
 const TUNED: [&str; 2] = ["without", "with"];
-/// How far below the target a long run may be.
+/// A long run may be below the target by this much.
 const SLACK: f64 = 0.01;
 
 fn lora(adapters: &str) -> TuneFile {

@@ -18,20 +18,20 @@ use sluice_tune::{Method, Outcome, TuneFile};
 use crate::item::{Item, Lines};
 use crate::tuning::{LONG, TRUTH, attainment, file, long, settings, total, tuned};
 
-/// Name; lengths and objective.
+/// Name of a workload, and its lengths and objective.
 const WORKLOADS: [(&str, &str); 4] = [
     ("1024-256-5s", "in = 1024, out = 256, e2el = \"5s\""),
     ("4000-16-2.5s", "in = 4000, out = 16, e2el = \"2500ms\""),
     ("1024-1024-20s", "in = 1024, out = 1024, e2el = \"20s\""),
     ("1024-256-2.3s", "in = 1024, out = 256, e2el = \"2300ms\""),
 ];
-/// The share of GPU memory, which the script adds to every setting.
+/// Key for the share of GPU memory, which the script adds to every setting.
 const SHARE: &str = "vllm.gpu-memory-utilization";
 /// The first rate of the search, requests per second.
 const FIRST: f64 = 10.0;
-/// Factor between rates of the search, until one rate holds and one fails.
+/// Factor between two rates of the search, until it knows one rate that holds and one that fails.
 const STEP: f64 = 1.5;
-/// The bisection ends when the ratio of its ends is below this.
+/// The bisection ends when the higher rate divided by the lower one is below this.
 const NEAR: f64 = 1.012;
 /// Lower bound of the search for a capacity.
 const LEAST: f64 = 0.01;
@@ -68,8 +68,8 @@ pub(crate) fn items(seeds: Range<u64>) -> Vec<Item> {
     items
 }
 
-/// Whether 99 % of the requests of a long run meet their objectives. The run ends at the first miss
-/// that makes this impossible.
+/// Whether 99 % of the requests of a long run at this rate meet their objectives. The run ends at
+/// the first miss that makes this impossible.
 fn holds(scenario: &Scenario, setting: &Setting, rate: f64) -> bool {
     let lab = long(scenario, setting, rate);
     let slo = lab.traffic[0].workload.class_configs()[0].slo;
@@ -85,7 +85,7 @@ fn holds(scenario: &Scenario, setting: &Setting, rate: f64) -> bool {
     misses + late <= allowed
 }
 
-/// The highest rate for which [`holds`]; `None` if it is below [`LEAST`].
+/// The highest rate for which [`holds`] is true, or `None` if this rate is below [`LEAST`].
 fn capacity(scenario: &Scenario, setting: &Setting) -> Option<f64> {
     let (mut most, mut least, mut rate) = (None, None, FIRST);
     while rate > LEAST {
@@ -103,7 +103,7 @@ fn capacity(scenario: &Scenario, setting: &Setting) -> Option<f64> {
     None
 }
 
-/// The result of one tuning; null if no setting was certified.
+/// The result of one tuning, or null if it certified no setting.
 fn tuning(file: &TuneFile, method: Method, seed: u64) -> Value {
     let report = tuned(file, method, seed, None);
     let Some(winner) = &report.winner else { return Value::Null };
@@ -140,7 +140,8 @@ pub(crate) fn summary(lines: &Lines) -> String {
     text
 }
 
-/// A row with the results of all seeds: shares of the true capacities, and medians of the costs.
+/// A row with the results of all seeds. It has certified rates as shares of the true capacities,
+/// and medians of the costs.
 fn row(all: &[&Value], truths: &BTreeMap<&str, f64>) -> String {
     let best = truths.values().copied().fold(0.0, f64::max);
     let of = |found: &Value| Some((found["rate"].as_f64()?, *truths.get(found["chosen"].as_str()?)?));

@@ -1,5 +1,5 @@
-//! The experiments of `config/tune/hand.toml` in one table, with the spread of their repetitions
-//! and a note on each.
+//! The experiments of `config/tune/hand.toml` in one table, with the spread of the repetitions of
+//! each experiment and a note on it.
 //!
 //! The engine must refuse the first experiment, because a request of the model's full length would
 //! not fit into the KV cache. The other experiments must run.

@@ -1,7 +1,8 @@
-//! Items of work, run by several threads; the result of each is one line of JSON.
+//! Items of work, which several threads run. The result of an item is one line of JSON.
 //!
-//! A line is `{"item": NAME, "cpu": SECONDS, "found": VALUE}`. It is written in one piece when the
-//! item has ended. A last line without an end comes from a run that was killed, and is ignored.
+//! A line is `{"item": NAME, "cpu": SECONDS, "found": VALUE}`. The program writes a line in one
+//! piece when the item has ended. If the last line of a file is incomplete, it comes from a run
+//! that was killed, and is ignored.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 
 /// A part of a case that can run alone.
 pub(crate) struct Item {
-    /// Words separated by `/`; the first is the name of the case.
+    /// Words separated by `/`, of which the first is the name of the case.
     pub(crate) name: String,
     work: Box<dyn Fn() -> Value + Send + Sync>,
 }
@@ -26,7 +27,7 @@ impl Item {
     }
 }
 
-/// The lines of all files, by item; a later line replaces an earlier one.
+/// The lines of all files by item. If an item has several lines, the last one counts.
 pub(crate) struct Lines(BTreeMap<String, (f64, Value)>);
 
 impl Lines {
@@ -43,7 +44,7 @@ impl Lines {
         Ok(Self(lines))
     }
 
-    /// The items whose names begin with `start`: the rest of each name, and the result.
+    /// For each item whose name begins with `start`, the rest of the name and the result.
     pub(crate) fn of<'a>(&'a self, start: &str) -> std::vec::IntoIter<(&'a str, &'a Value)> {
         let named = self.0.iter().filter_map(|(name, (_, found))| Some((name.strip_prefix(start)?, found)));
         named.collect::<Vec<_>>().into_iter()
@@ -53,7 +54,7 @@ impl Lines {
         self.0.keys().any(|name| name.split('/').next() == Some(case))
     }
 
-    /// CPU time by kind of item; the kind is the name without its last part.
+    /// CPU time of a case by kind of item. The kind is the name without its last part.
     pub(crate) fn cost(&self, case: &str) -> String {
         let mut kinds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for (name, (cpu, _)) in &self.0 {

@@ -1,5 +1,5 @@
-//! Evidence for `sluice tune` on simulated engines: long runs and exhaustive searches, compared
-//! with the results of the tuner.
+//! Measures `sluice tune` on simulated engines, by long runs and exhaustive searches that are
+//! compared with the results of the tuner.
 //!
 //! ```sh
 //! cargo bench -p sluice-tune --bench evidence -- grid space --seeds 20 --jobs 16 --out a.jsonl
@@ -14,11 +14,12 @@
 //! | `adapters` | tuned without and with LoRA adapters, run with adapters |
 //! | `hand` | `config/tune/hand.toml`: the table of its experiments |
 //!
-//! A case is a list of independent items: a true value, or a tuning with one seed. Each writes one
-//! line of JSON when it has ended. The program skips items that are in the file, so a run may be
-//! interrupted, and `cat` merges the files of several machines. The binary needs no other file: it
-//! can be copied to a machine of the same architecture. No item begins after `--minutes`. An item
-//! takes at most some minutes of one core, which its line has as `cpu`.
+//! A case is a list of independent items. An item is a true value, or a tuning with one seed. When
+//! an item has ended, the program writes one line of JSON. The program skips items that are in the
+//! file, so a run may be interrupted, and `cat` merges the files of several machines. The binary
+//! needs no other file, so it can be copied to a machine of the same architecture. No item begins
+//! after `--minutes`. An item takes at most some minutes of one core, and its line has this time as
+//! `cpu`.
 
 mod adapters;
 mod grid;

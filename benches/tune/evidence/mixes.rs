@@ -1,5 +1,5 @@
 //! Two mixes of lengths on two H200s behind the gateway: the best settings that the tuner finds for
-//! each, beginning with default flags and round robin.
+//! each mix. It begins with default flags and round robin.
 //!
 //! There are 40 settings of the gateway's policy and three flags of vLLM, and the default. An
 //! exhaustive search with separate runs finds the best of all.
@@ -18,7 +18,7 @@ const RUNS: u64 = 16;
 /// A setting with at most this excess over the best setting is near it.
 const NEAR: f64 = 0.05;
 
-/// Name; objective; classes.
+/// Name of a mix, the objective, and the classes.
 const MIXES: [(&str, &str, &str); 2] = [
     (
         "30 short and 2 long",

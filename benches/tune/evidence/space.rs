@@ -1,5 +1,5 @@
-//! Five flags on a small GPU: of 481 settings, many do not start. The methods `model` and `random`
-//! have 45 trials each.
+//! A search over five flags on a small GPU, where many of the 481 settings do not start. The
+//! methods `model` and `random` have 45 trials each.
 //!
 //! The objective is the P99 E2EL of the short requests of a mix. An exhaustive search finds the
 //! best of all settings.

@@ -1,4 +1,4 @@
-//! How cases run a tuning, and measure the true values to compare it with.
+//! Functions with which the cases run a tuning, and measure the true values to compare it with.
 //!
 //! True values come from separate runs, with seeds that no tuning uses.
 
@@ -16,11 +16,11 @@ use sluice_tune::{
 
 use crate::item::{Item, Lines};
 
-/// Requests of a long run.
+/// Number of requests in a long run.
 pub(crate) const LONG: u64 = 20_000;
-/// First seed of the true values.
+/// First of the seeds with which true values are measured.
 pub(crate) const TRUTH: u64 = 5_000_000;
-/// Number of settings whose true values are one item.
+/// Number of settings whose true values are measured by one item.
 const TOGETHER: usize = 8;
 
 pub(crate) fn file(text: &str) -> TuneFile {
@@ -58,15 +58,15 @@ pub(crate) fn long(scenario: &Scenario, setting: &Setting, rate: f64) -> Lab {
     lab.traffic[0].arrival = Arrival::Poisson { rate };
     lab.traffic[0].extent = Extent::Requests(LONG);
     if lab.engines.len() == 1 {
-        // A single engine gets every request, so token ids have no effect, and writing them would
-        // be half of the work.
+        // A single engine gets every request, so token ids have no effect. Writing them would be
+        // half of the work.
         lab.traffic[0].workload.tokens = PromptTokens::Ids(0..1);
     }
     lab
 }
 
-/// In a long run at a rate, the share of requests that meet their objectives in the worst group. A
-/// group is a class with an adapter.
+/// The share of requests that meet their objectives in a long run at a rate, for the group with the
+/// lowest share. A group is a class with an adapter.
 pub(crate) fn attainment(scenario: &Scenario, setting: &Setting, rate: f64) -> f64 {
     let result = run(&long(scenario, setting, rate), TRUTH - 1).expect("it runs").result;
     let mut groups: BTreeMap<(u32, Option<u32>), (f64, f64)> = BTreeMap::new();
@@ -78,8 +78,8 @@ pub(crate) fn attainment(scenario: &Scenario, setting: &Setting, rate: f64) -> f
     groups.values().map(|(hits, all)| hits / all).fold(1.0, f64::min)
 }
 
-/// The exhaustive search. Each item has for some settings the mean of the measure over `runs` runs;
-/// null if the setting does not start.
+/// The items of an exhaustive search. Each item has some settings, each with the mean of the
+/// measure over `runs` runs, or null if the setting does not start.
 pub(crate) fn exhaustive(start: &str, file: &TuneFile, runs: u64) -> Vec<Item> {
     let some = |settings: &[Setting], number: usize| {
         let (file, settings) = (file.clone(), settings.to_vec());
@@ -98,14 +98,14 @@ pub(crate) fn exhaustive(start: &str, file: &TuneFile, runs: u64) -> Vec<Item> {
     (0..).zip(settings(file).chunks(TOGETHER)).map(|(number, chunk)| some(chunk, number)).collect()
 }
 
-/// The results of an exhaustive search: every setting, `None` if it does not start.
+/// The results of an exhaustive search for every setting. A setting that does not start has `None`.
 pub(crate) fn truths(lines: &Lines, start: &str) -> BTreeMap<String, Option<f64>> {
     let start = format!("{start}/true/");
     let chunks = lines.of(&start).filter_map(|(_, found)| found.as_object());
     chunks.flatten().map(|(name, value)| (name.clone(), value.as_f64())).collect()
 }
 
-/// The setting with the least value, and all values in ascending order.
+/// The setting with the lowest value, and all values in ascending order.
 pub(crate) fn least(truths: &BTreeMap<String, Option<f64>>) -> Option<(&str, Vec<f64>)> {
     let started = truths.iter().filter_map(|(name, value)| Some((name.as_str(), (*value)?)));
     let (best, _) = started.clone().min_by(|one, other| one.1.total_cmp(&other.1))?;

@@ -1,7 +1,7 @@
 //! The dashboard of backends and engines.
 //!
-//! Which backend is it: its state as the worst state that a replica sees, its load, its starts and
-//! crashes.
+//! It shows which backend has a problem. Each backend has the worst state that a replica sees, the
+//! load, and starts and crashes of the engine.
 
 use crate::panel::{Panel, Target, adds, between, lines, row, stat, timeline};
 
@@ -21,7 +21,8 @@ pub(super) fn panels() -> Vec<Panel> {
     [states(), load(), prefill(), caches(), engines()].concat()
 }
 
-/// The worst state that a replica sees: `or` keeps the first alternative that has a value.
+/// The worst state that a replica sees. The worst state comes first, and `or` keeps the first one
+/// that has a value.
 fn worst() -> String {
     let each = STATES.iter().rev().map(|(value, state, _)| {
         format!("(max by (job, pool, backend) (sluice_backend_state{{@pool,state=\"{state}\"}}) == 1) * {value}")

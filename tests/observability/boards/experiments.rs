@@ -1,8 +1,8 @@
-//! The dashboard of experiments and of the online tuner: which arms are compared on live traffic,
-//! with which results, and what the tuner changed.
+//! The dashboard of experiments and of the online tuner. It shows the arms that are compared on
+//! live traffic, the results, and the tuner's changes.
 //!
-//! Each replica has its own ledger of an experiment, so intervals and conclusions are shown per
-//! replica; counts are added.
+//! Each replica measures an experiment separately, so the dashboard shows intervals and conclusions
+//! for each replica. It adds the counts of the replicas.
 
 use crate::panel::{Panel, adds, apart, between, lines, quantiles, row, stat};
 

@@ -1,7 +1,7 @@
 //! The dashboard of the gateways themselves.
 //!
-//! Is a replica short of CPU, memory, connections or files, do its logs and traces arrive, and how
-//! do the replicas share the engines?
+//! It shows whether a replica is short of CPU, memory, connections or files, whether its logs and
+//! traces arrive, and how the replicas share the engines.
 
 use crate::panel::{Panel, adds, apart, between, lines, row, stat};
 

@@ -1,6 +1,6 @@
 //! The dashboard of latencies.
 //!
-//! Which tail is long, and which part of it: the queue, the gateway, or the engine?
+//! It shows which tail is long, and whether the queue, the gateway or the engine makes it long.
 
 use crate::panel::{Panel, adds, between, heatmap, lines, median_and_tail, quantiles, row};
 
@@ -32,13 +32,13 @@ fn by(label: &str, titles: [&'static str; 4]) -> Vec<Panel> {
     each.collect()
 }
 
-/// The mean of a histogram; `by` is a clause such as ` by (class)`, or empty.
+/// Expression for the mean of a histogram. `by` is a clause such as ` by (class)`, or empty.
 fn mean(family: &str, filter: &str, by: &str) -> String {
     let rate = |suffix: &str| format!("sum{by} (rate({family}_{suffix}{{{filter}}}[$__rate_interval]))");
     format!("{} / {}", rate("sum"), rate("count"))
 }
 
-/// The parts of mean TTFT: means can be added, quantiles cannot.
+/// The parts of TTFT as means, because means of parts can be added and quantiles cannot.
 fn parts() -> Panel {
     let queue = mean("sluice_queue_wait_seconds", "@engine", " by (class)");
     let ttft = mean("sluice_time_to_first_token_seconds", "@class", " by (class)");

@@ -1,14 +1,14 @@
-//! The five dashboards: their common parts, and their files.
+//! The five dashboards, and the parts that they have in common.
 //!
 //! `SLUICE_UPDATE=1 cargo test --test observability` writes `grafana/dashboards`.
 //!
-//! Replicas of one configuration have one `job`. They share their backends, so a backend is counted
-//! once per job, and it is ready if every replica finds it ready. Requests, and the slots that each
-//! replica gives, are added.
+//! Replicas of one configuration have one `job`. They share their backends, so each backend counts
+//! once per job, and is ready if every replica finds it ready. Requests are added, and so are the
+//! slots that each replica may use.
 //!
-//! "All" of `$job` and `$instance` are the values in the list, because other programs, too, have a
-//! metric such as `process_open_fds`. "All" of the other variables is `.*`, because a request that
-//! was refused early lacks their labels, and `.*` matches an absent label.
+//! For `$job` and `$instance`, "All" means the values in the list, because other programs, too,
+//! have a metric such as `process_open_fds`. For the other variables, "All" is `.*`, which also
+//! matches an absent label, because a request that was refused early lacks these labels.
 
 mod engines;
 mod experiments;
@@ -44,7 +44,8 @@ pub(crate) fn all() -> Vec<Board> {
     ]
 }
 
-/// Events that are marked on every panel of every dashboard: name, colour and expression.
+/// Events that Grafana marks on every panel of every dashboard. Each has a name, a colour and an
+/// expression.
 pub(crate) fn marks() -> Vec<(&'static str, &'static str, Target)> {
     let mark = |expr| target(Replicas::Apart, expr, "").or_empty("nothing happened");
     vec![

@@ -1,7 +1,7 @@
 //! The dashboard to look at first: is it us, the engines, or a tenant?
 //!
-//! Findings come first, then latency by class, then the same minutes by engine and by key, then the
-//! queue and the gateway. Each group links to the dashboard that shows more.
+//! Findings come first, then latency by class, by engine and by key, then the queue and the
+//! gateway. Each group links to the dashboard that shows more of it.
 
 use crate::panel::{Panel, Target, adds, apart, between, lines, median_and_tail, quantiles, row, stat, table};
 
@@ -165,7 +165,8 @@ fn engines() -> Vec<Panel> {
     ]
 }
 
-/// The panels of vLLM's own dashboard, as the gateway reads the engines' pages every 10 s or more.
+/// The panels of vLLM's own dashboard, with values that the gateway reads from the engines' pages
+/// every 10 s or less often.
 fn states_of_engines() -> Vec<Panel> {
     let of = |family: &str| format!("max by (job, pool, backend) ({family}{{@pool}})");
     let five_minutes = |family: &str| format!("sum by (pool, backend) (rate({family}{{@pool}}[5m]))");

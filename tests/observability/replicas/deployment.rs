@@ -36,7 +36,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // SIGTERM first, so that a gateway stops the engine that it runs.
+        // The process gets SIGTERM first, so that a gateway stops the engine that it runs.
         let pid = nix::unistd::Pid::from_raw(self.0.id().cast_signed());
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -48,7 +48,7 @@ impl Drop for Process {
     }
 }
 
-/// The client keys, which are their own names, and their SHA-256.
+/// The client keys and their SHA-256. The name of a key is the key itself.
 pub(crate) const KEYS: [[&str; 2]; 2] = [
     ["tenant-a", "80a707af7dc77ee1228f9127180f3964835e5beb4c4ab0d812f0fe7593579b3a"],
     ["tenant-b", "df6b6a5f230ea55af66fbc138653f50906674c62e103019d7af1d3bba6862ac2"],
@@ -129,7 +129,7 @@ impl Gateway {
         assert!(matches!(answer, Some((200, _))), "{answer:?}");
     }
 
-    /// Sends requests that no load generator sends: an unknown model, a rating, a reload.
+    /// Sends requests that the load generator does not send: an unknown model, a rating, a reload.
     pub(crate) fn use_the_rest(&self) {
         let post =
             |path: &str, headers: &str, body: &str| http(self.port, &format!("POST {path}"), headers, body).unwrap().0;

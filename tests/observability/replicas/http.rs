@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The status and the body of a response; `None` without a complete response.
+/// Returns the status and the body of the response, or `None` if it is not complete.
 pub(crate) fn http(port: u16, request: &str, headers: &str, body: &str) -> Option<(u16, String)> {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).ok()?;
     socket.set_read_timeout(Some(TIMEOUT)).ok()?;

@@ -3,8 +3,9 @@
 //!
 //! Each expression must return data, unless its table or [`QUIET`] gives a reason. Each is queried
 //! three times for the same moment: for the first replica, for the second and for both. The value
-//! for both must follow from the two single values as the table says ([`Replicas`]). Then one
-//! engine is killed, and the panels of both replicas together must show one backend less, not two.
+//! for both must follow from the two single values as [`Replicas`] says for the expression. Then
+//! one engine is killed, and the panels of both replicas together must show one backend less, not
+//! two.
 //!
 //! `SLUICE_BIN` names another build of sluice.
 
@@ -26,13 +27,14 @@ use prometheus::{Prometheus, Vector};
 const LOAD: u32 = 120;
 /// Requests that each replica completes before the queries.
 const COMPLETED: f64 = 160.0;
-/// Age of the queried moment in seconds: every scrape of that moment is stored by then.
+/// Age of the queried moment in seconds. Prometheus has stored every scrape of a moment that is so
+/// old.
 const AGO: f64 = 2.0;
 /// The window that replaces `$__rate_interval`.
 const WINDOW: &str = "15s";
 /// Allowed relative error of sums of floats.
 const ROUNDING: f64 = 1e-9;
-/// Metrics of alerts that have no series in this test, and the reason.
+/// Metrics of alerts that have no series in this test, each with the reason.
 const QUIET: [(&str, &str); 3] = [
     ("sluice_finding", "nothing is wrong until an engine is killed"),
     ("sluice_tls_certificate_expiry_timestamp_seconds", "the gateways of this test use no TLS"),
@@ -45,7 +47,8 @@ struct Asked<'a> {
     at: f64,
 }
 
-/// The expression with counts since the start in place of rates, if it is a quantile.
+/// If the expression is a quantile, the same expression with counts since the start in place of
+/// rates.
 ///
 /// Prometheus extrapolates the rate of each bucket separately, so a quantile of the rates of two
 /// replicas can lie just outside the range of their single quantiles. A quantile of counts cannot.
@@ -53,7 +56,7 @@ fn of_counts(expr: &str) -> String {
     if expr.contains("histogram_quantile") { expr.replace("rate(", "last_over_time(") } else { expr.to_owned() }
 }
 
-/// An expression with values for all variables except the replica.
+/// The expression with values in place of all variables except the replica.
 fn filled(expr: &str) -> String {
     let all = ["$class", "$pool", "$model", "$key"].map(|name| (name, ".*"));
     let values = [("$job", "gw"), ("$__rate_interval", WINDOW)];
@@ -61,7 +64,7 @@ fn filled(expr: &str) -> String {
 }
 
 impl Asked<'_> {
-    /// The value for both replicas, queried as Grafana does.
+    /// The values for both replicas, queried as Grafana queries them.
     fn both(&self, target: &Target) -> Vector {
         let [a, b] = &self.replicas;
         self.prometheus.query(&filled(&target.expr).replace("$instance", &format!("{a}|{b}")), Some(self.at))
@@ -101,12 +104,12 @@ fn disagreement(replicas: Replicas, [a, b, both]: &[Vector; 3]) -> Option<String
     lost.map(|labels| format!("{labels} is missing for both"))
 }
 
-/// Metrics of engines that this test does not produce: the first exists only with pool.autoscale,
-/// the second after an engine has slept.
+/// Metrics of engines that have no series in this test. The first exists only with pool.autoscale,
+/// the second only after an engine has slept.
 const NOT_HERE: [&str; 2] = ["sluice_engine_start_expected_seconds", "sluice_engine_wake_seconds"];
 
-/// Whether an expression is about an engine that a gateway runs; the first gateway runs one, so
-/// data must exist.
+/// Whether an expression is about engines that a gateway runs. The first gateway runs one, so such
+/// an expression must have data.
 fn runs_engines(expr: &str) -> bool {
     let of_engines = |metric: &str| metric.starts_with("sluice_engine_") && !NOT_HERE.contains(&metric);
     named(expr).iter().any(|(metric, _)| of_engines(metric))
@@ -226,9 +229,9 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
     let _load = loads.map(|(gateway, [key, _], rate)| deployment.gateways[gateway].load(key, rate, LOAD));
     deployment.gateways.iter().for_each(|gateway| gateway.use_the_rest());
     let completed = "min(sum by (instance) (sluice_requests_total{outcome=\"completed\"}))";
-    // The window of the rates must lie within the time of the load.
+    // The load must have lasted for the whole window of the rates.
     let loaded = "min(sum by (instance) (min_over_time(sluice_requests_total{outcome=\"completed\"}[15s] offset 2s)))";
-    // The pages of the engines have been read twice.
+    // Each gateway has read the pages of the engines twice, so their counters have rates.
     let looked_up = "min(sum by (instance) (rate(sluice_vllm_prefix_cache_queries_total[5m] offset 2s)))";
     eventually("both have served", || {
         deployment.gateways.iter().for_each(|gateway| gateway.tokenize());
@@ -249,7 +252,7 @@ fn two_replicas_mean_the_same_as_one_and_every_expression_has_data() {
     one_engine_less(&asked, &mut deployment);
 }
 
-/// Kills the engine of the long prompts and queries the panels of the pools that both replicas
+/// Kills the engine for long prompts, and queries the panels about the pools that both replicas
 /// have.
 fn one_engine_less(asked: &Asked<'_>, deployment: &mut Deployment) {
     let boards = boards::all();

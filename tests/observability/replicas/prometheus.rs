@@ -14,7 +14,7 @@ use super::http::http;
 use crate::path;
 use crate::ports::free_port;
 
-/// Values by their labels, where the labels are one text.
+/// Values of an expression by labels. All labels of a value are one text.
 pub(crate) type Vector = BTreeMap<String, f64>;
 
 pub(crate) struct Prometheus {

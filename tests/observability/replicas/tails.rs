@@ -1,8 +1,8 @@
 //! The P99 of each class, as Prometheus reads it from the buckets of the gateway, compared with
 //! `sluice bench`, which has the time of every request.
 //!
-//! Both count the same requests; bench measures at the client, so its times include the gateway's
-//! and the client's own work, about a millisecond. The test takes a minute.
+//! Both measure the same requests. `sluice bench` measures at the client, so its times also include
+//! about a millisecond of work in the gateway and in the client. The test takes a minute.
 
 use super::deployment::{Deployment, KEYS, eventually};
 use super::prometheus::Prometheus;
@@ -10,7 +10,7 @@ use super::prometheus::Prometheus;
 const SECONDS: u32 = 40;
 /// Requests per second; one in seven is long.
 const RATE: f64 = 20.0;
-/// Allowed relative difference.
+/// Allowed relative difference between the two P99.
 const TOLERANCE: f64 = 0.05;
 
 #[test]

@@ -1,4 +1,4 @@
-//! The clients of the upgrades, of three kinds.
+//! Three kinds of clients that send requests during the upgrades.
 //!
 //! Some always have a stream open, some open a new connection for each request, and some keep their
 //! connection.
@@ -18,7 +18,7 @@ use super::engine::LONG_BYTES;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const KEEPING: usize = 10;
-/// Minimum pause of these clients between two requests.
+/// Minimum pause of a client between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Milliseconds between two tokens of a long stream.
 const PACE: usize = 200;
@@ -85,7 +85,7 @@ impl Clients {
     }
 }
 
-/// One stream after the other, each on a new connection.
+/// Reads one stream after the other, each on a new connection.
 async fn stream(
     gateway: SocketAddr,
     seed: u64,
@@ -104,7 +104,7 @@ async fn stream(
     results
 }
 
-/// New connections at a constant rate, whatever happens to the earlier ones.
+/// Opens new connections at a constant rate, even if earlier ones still wait.
 async fn connect(gateway: SocketAddr, rate: u64, stop: Arc<AtomicBool>) -> Vec<(Kind, Result<(), String>)> {
     let (mut rng, mut requests) = (Rng::new(7), JoinSet::new());
     let mut ticks = interval(Duration::from_secs(1) / u32::try_from(rate).unwrap_or(u32::MAX));
@@ -118,8 +118,8 @@ async fn connect(gateway: SocketAddr, rate: u64, stop: Arc<AtomicBool>) -> Vec<(
     requests.join_all().await.into_iter().map(short).collect()
 }
 
-/// One request after the other on one connection. When the gateway announces that it closes the
-/// connection, the next request opens a new one.
+/// Sends one request after the other on one connection. When the gateway announces that it closes
+/// the connection, the next request opens a new one.
 async fn keep(gateway: SocketAddr, seed: u64, stop: Arc<AtomicBool>) -> Vec<(Kind, Result<(), String>)> {
     let (mut rng, mut results, mut kept) = (Rng::new(seed), Vec::new(), None);
     while !stop.load(Relaxed) {

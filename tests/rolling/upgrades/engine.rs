@@ -1,8 +1,8 @@
 //! An engine that counts its concurrent sequences and long prompts.
 //!
-//! A sequence counts from the arrival of its request until just before its last bytes are sent, and
-//! a long prompt until just before its first token is sent. So neither count is ever above the
-//! gateway's count.
+//! A sequence counts from the arrival of its request until just before the engine sends its last
+//! bytes. A long prompt counts until just before the engine sends its first token. So neither count
+//! is ever above the gateway's count.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
-/// A request whose body has more bytes than this has a long prompt.
+/// If the body of a request has more bytes than this, its prompt counts as long.
 pub(super) const LONG_BYTES: usize = 8_000;
 /// Time to the first token of a short and of a long prompt.
 const PREFILL: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(60)];

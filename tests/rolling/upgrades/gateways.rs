@@ -1,4 +1,4 @@
-//! The gateways, each of which takes over from the one before.
+//! The gateways, of which each takes over from the one before.
 //!
 //! All share one configuration, one folder and one access log. At most [`DRAINING_MAX`] of them
 //! drain when an upgrade begins.
@@ -100,7 +100,7 @@ impl Gateways {
         serve::log(self.folder.path(), usize::MAX).matches("handed over in").count()
     }
 
-    /// Removes the gateways that have ended; an exit status other than 0 is an error.
+    /// Removes the gateways that have ended. Fails if one of them had an exit status other than 0.
     fn reap(&mut self) -> anyhow::Result<()> {
         let mut left = Vec::new();
         for mut child in std::mem::take(&mut self.draining) {
@@ -143,7 +143,7 @@ impl Gateways {
         Ok(left)
     }
 
-    /// All requests must be completed.
+    /// The ids of all requests, which must be completed.
     pub(super) fn access_log(&self) -> anyhow::Result<Vec<String>> {
         let text = fs::read_to_string(self.path("access.jsonl"))?;
         let id = |line: &str| {

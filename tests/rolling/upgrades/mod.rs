@@ -1,8 +1,8 @@
 //! Many upgrades in a row, under open streams and new connections.
 //!
-//! Two engines in this process count their requests. Each gateway, a process, takes over from the
-//! one before while that one still serves streams. There are three kinds of clients (`clients.rs`).
-//! The test checks:
+//! Two engines in this process count their requests. Each gateway is a process, which takes over
+//! from the gateway before while that one still serves streams. There are three kinds of clients
+//! (`clients.rs`). The test checks:
 //!
 //! 1. no connection was refused or reset, no stream cut, no request refused;
 //! 2. neither the sequences on an engine nor its long prompts in prefill ever exceeded the limits
@@ -83,8 +83,8 @@ async fn upgrade(upgrades: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Raises the limit of open files: this process has the client's and the engine's end of each
-/// stream.
+/// Raises the limit of open files, because this process has the client's end and the engine's end
+/// of each stream.
 fn raise_file_limit() -> anyhow::Result<()> {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;

@@ -1,8 +1,7 @@
-//! Attackers: each attack has a number of connections that repeat one kind of misuse until the run
-//! is over.
+//! Attackers: the connections of an attack repeat one kind of misuse until the run is over.
 //!
-//! Attackers connect from [`ADDRESS`], so that limits per client address apply to them and not to
-//! the honest clients. Responses to attackers are not checked.
+//! Attackers connect from [`ADDRESS`], so that the limits for one client address apply to them and
+//! not to the honest clients. Responses to attackers are not checked.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -21,10 +20,10 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const STEP: Duration = Duration::from_secs(30);
 /// Cores that the attack needs at full speed. Attackers, honest clients, engines and the gateway
 /// share one machine, so with fewer cores each connection pauses longer between two attempts. The
-/// number of connections does not change, so the attackers occupy as much as at full speed:
-/// connections, buffered bodies, and every request that their key may have in flight.
+/// number of connections does not change. So the attackers occupy as many connections, buffered
+/// bodies and requests in flight as at full speed.
 const FULL_SPEED_CORES: f64 = 16.0;
-/// Connections of all attacks together, at most.
+/// Maximum number of connections of all attacks together.
 pub(super) const CONNECTIONS: u64 = 512;
 
 /// The misuse of one connection in one attempt.
@@ -36,7 +35,8 @@ enum Kind {
     SlowBody,
     /// Sends most of a body of 3 MiB and stops.
     HeldBody,
-    /// Sends a body far beyond the limit, by its length or in chunks without end.
+    /// Sends a body far beyond the limit, which it declares as length or sends in chunks without
+    /// end.
     OversizedBody,
     /// Requests a stream that is longer than the buffers of its connection, and reads nothing.
     StoppedReader,
@@ -96,7 +96,7 @@ pub(super) struct Attack {
 }
 
 impl Attack {
-    /// Each is repeated until `over` is set.
+    /// Starts all attacks. Their connections go on until `over` is set.
     pub(super) fn start_all(port: u16, seed: u64, over: &Arc<AtomicBool>) -> Vec<Self> {
         let slower = slower();
         let start = |(kind, name, connections): (Kind, &'static str, usize)| {
@@ -110,7 +110,8 @@ impl Attack {
                         if timeout(STEP, once(kind, port, &mut rng, &over)).await.is_ok_and(|result| result.is_ok()) {
                             times.fetch_add(1, Relaxed);
                         }
-                        // A refused or closed connection is opened again, but not in a busy loop.
+                        // When the gateway refuses or closes a connection, the attacker opens it
+                        // again, but only after a pause.
                         sleep(Duration::from_millis(50 + rng.below(100) as u64).mul_f64(slower)).await;
                     }
                 });
@@ -130,14 +131,14 @@ impl Attack {
 
 async fn connect(port: u16) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
-    // Small, so that a reader that stops reading soon blocks the gateway's writes.
+    // The buffer is small, so that an attacker that stops reading soon blocks the gateway's writes.
     socket.set_recv_buffer_size(4 << 10)?;
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::from((ADDRESS, 0)))?;
     socket.connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await
 }
 
-/// An error means that the gateway closed the connection first.
+/// Makes one attempt. An error means that the gateway closed the connection first.
 async fn once(kind: Kind, port: u16, rng: &mut Rng, over: &AtomicBool) -> std::io::Result<()> {
     let mut socket = connect(port).await?;
     match kind {
@@ -151,8 +152,8 @@ async fn once(kind: Kind, port: u16, rng: &mut Rng, over: &AtomicBool) -> std::i
         }
         Kind::HeldBody => {
             socket.write_all(&head("/v1/completions", "content-length: 3145728")).await?;
-            // The error is ignored: when the memory for bodies is used up, the gateway refuses
-            // before the end of the body.
+            // The error is ignored, because the gateway refuses a body before its end when the
+            // memory for bodies is used up.
             let _ = socket.write_all(&vec![b' '; 3_000_000]).await;
             hold(&mut socket, Duration::from_secs(15), over).await;
         }
@@ -243,7 +244,7 @@ fn completion(fields: &str) -> Vec<u8> {
     request("/v1/completions", &format!(r#"{{"model":"{MODEL}","prompt":"let me in",{fields}}}"#))
 }
 
-/// Sends one byte at a time until the gateway closes the connection or responds.
+/// Sends one byte after each pause until the gateway closes the connection or responds.
 async fn drip(socket: &mut TcpStream, bytes: &[u8], pause: Duration, over: &AtomicBool) {
     let mut some = [0; 1_000];
     for byte in bytes {

@@ -1,19 +1,20 @@
 //! Honest clients: requests at Poisson times, each response checked against its own request.
 //!
 //! Every request is a completion with `echo`, so its response begins with its own prompt, which
-//! holds its number: bytes of another response, missing bytes and doubled bytes are found. Nine in
-//! ten requests are streamed. One in twenty has a long prompt, whose TTFT is not counted. A request
-//! is sent at its time whether or not earlier ones were answered (open loop), on an idle connection
-//! if there is one.
+//! contains the number of the request. So the client finds bytes of another response, missing bytes
+//! and doubled bytes. Nine in ten requests are streamed. One in twenty has a long prompt, whose
+//! TTFT is not counted. A request is sent at its time even if earlier requests have no answer yet
+//! (open loop), on an idle connection if there is one.
 //!
 //! [`READERS`] other clients each read one long stream after the other, so that every engine always
-//! decodes. Without these readers most faults of the run without attackers would hit an idle engine
-//! and break off no stream, so the failures of the two runs could not be compared. The TTFT of the
-//! readers is not counted.
+//! decodes. Otherwise, in the run without attackers, most faults would hit an idle engine and break
+//! off no stream, so the failures of the two runs could not be compared. The TTFT of the readers is
+//! not counted.
 //!
-//! A response is *right* (complete and its own), *failed* (an error status with a JSON error, or an
-//! error event or a broken connection inside a stream: engines are made to fail), *shed* (503 or
-//! 429 with Retry-After) or *wrong* (anything else).
+//! A response is *right* if it is complete and belongs to its request. It is *failed* if it has an
+//! error status with a JSON error, or an error event or a broken connection inside a stream,
+//! because the test makes engines fail. It is *shed* if it is a 503 or 429 with `Retry-After`, and
+//! *wrong* otherwise.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,9 +35,10 @@ use super::{HONEST_KEY, MODEL};
 use crate::reply::Reply;
 
 const RATE: f64 = 25.0;
-/// Clients that read long streams: as many as the attackers may have requests in flight.
+/// Clients that read long streams. They are as many as the requests that the attackers may have in
+/// flight.
 const READERS: u64 = 16;
-/// Number of the readers' first request.
+/// Number of the first request of a reader.
 const READERS_FROM: u64 = 1 << 32;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a response that are kept and checked; no response to an honest client is longer.
@@ -48,7 +50,7 @@ const WRONG_KEPT: usize = 8;
 pub(super) struct Honest {
     pub(super) sent: u64,
     pub(super) right: u64,
-    /// Refused with `Retry-After`.
+    /// Requests that were refused with `Retry-After`.
     pub(super) shed: u64,
     failures: BTreeMap<String, u64>,
     pub(super) wrong: Vec<String>,
@@ -67,7 +69,7 @@ impl Honest {
         Ttfts::of(self.ttfts.iter())
     }
 
-    /// Times to first token of the streams that did not wait for their first token during any of
+    /// Times to first token, without the streams that waited for their first token during one of
     /// these periods.
     pub(super) fn outside(&self, periods: &[(Instant, Instant)]) -> Ttfts {
         let within = |(sent, ttft): &&(Instant, Duration)| {
@@ -121,7 +123,7 @@ impl fmt::Display for Ttfts {
 }
 
 enum Verdict {
-    /// With the time to first token if the request was a short stream.
+    /// For a short stream, with the moment of sending and the time to first token.
     Right(Option<(Instant, Duration)>),
     Shed,
     Failed(String),
@@ -224,8 +226,8 @@ fn streamed_text(body: &str) -> Result<String, Broken> {
     if done && finished { Ok(text) } else { Err(Broken::Malformed) }
 }
 
-/// Sends honest requests for `length`, all from this thread: work of the attackers does not delay
-/// its measurements.
+/// Sends honest requests for `length`. All run on this thread, so that work of the attackers does
+/// not delay the measurements.
 pub(super) fn run(port: u16, length: Duration, seed: u64) -> anyhow::Result<Honest> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut honest = runtime.block_on(send_all(port, length, seed))?;
@@ -244,7 +246,7 @@ async fn send_all(port: u16, length: Duration, seed: u64) -> anyhow::Result<Hone
         readers.spawn(async move {
             for number in READERS_FROM + (reader << 24).. {
                 clients.ask(&HonestRequest::long_stream(number, &mut rng)).await;
-                // A refused request is not sent again in a busy loop.
+                // After a refusal, the reader pauses before it sends the next request.
                 sleep(Duration::from_millis(20)).await;
             }
         });

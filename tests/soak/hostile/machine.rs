@@ -1,9 +1,9 @@
 //! How busy the machine was while clients, attackers, engines and the gateway shared its cores.
 //!
 //! A response that is late because a thread waited for a core says nothing about the gateway. The
-//! kernel counts both sides of this: the time of all cores and how much of it was idle
-//! (`/proc/stat`, in ticks), and for each thread the time on a core, the time it was ready without
-//! a core, and how often it was put on one (`/proc/PID/task/TID/schedstat`, nanoseconds).
+//! kernel counts such waits. `/proc/stat` has the time of all cores and the idle part of it, in
+//! ticks. `/proc/PID/task/TID/schedstat` has for each thread the nanoseconds on a core, the
+//! nanoseconds ready without a core, and the number of times that the thread was put on a core.
 
 use std::fmt;
 use std::fs;
@@ -13,25 +13,26 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-/// Below this idle share of the cores' time the machine counts as full.
+/// The machine counts as full if less than this share of the cores' time was idle.
 const IDLE: f64 = 0.25;
-/// Mean scheduling delay of the threads of the gateway, the engines or the honest clients, above
-/// which the machine counts as full: the TTFT that is compared is hundreds of times as long.
+/// The machine counts as full if the threads of the gateway, of the engines or of the honest
+/// clients waited longer than this on average for a core. The TTFTs that are compared are hundreds
+/// of times as long.
 const WAIT: Duration = Duration::from_micros(100);
 
-/// How threads were scheduled, since they started or between two moments.
+/// Scheduling of threads, since they started or between two moments.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Threads {
     /// Nanoseconds on a core.
     ran: u64,
-    /// Nanoseconds ready but without a core.
+    /// Nanoseconds in which a thread was ready but had no core.
     waited: u64,
     /// Number of times that a thread was put on a core.
     turns: u64,
 }
 
 impl Threads {
-    /// All threads of these processes, since they started.
+    /// The sum over all threads of these processes, since they started.
     fn of(processes: &[u32]) -> anyhow::Result<Self> {
         let mut sum = Self::default();
         for process in processes {
@@ -55,7 +56,7 @@ impl Threads {
         Ok(Self { ran: next()?, waited: next()?, turns: next()? })
     }
 
-    /// Mean time for which a thread that is ready waits for a core.
+    /// Mean time for which a thread that became ready waited for a core.
     fn wait(&self) -> Duration {
         Duration::from_nanos(self.waited / self.turns.max(1))
     }
@@ -89,7 +90,7 @@ impl fmt::Display for Threads {
 pub(super) struct Watch {
     gateway: u32,
     engines: Vec<u32>,
-    /// Ticks of all cores: in total, and idle.
+    /// Ticks of all cores, first in total, then idle.
     ticks: [u64; 2],
     /// Threads of the gateway, of the engines and of this process.
     threads: [Threads; 3],
@@ -101,7 +102,8 @@ impl Watch {
         Ok(Self { gateway, engines, ticks: ticks()?, threads })
     }
 
-    /// The load since the start. `honest` is the thread of the honest clients, which has ended.
+    /// The load since the moment of `self`. `honest` is the scheduling of the thread of the honest
+    /// clients, which has ended.
     pub(super) fn end(&self, honest: Threads) -> anyhow::Result<Load> {
         let [all, idle] = ticks()?;
         let idle = idle.saturating_sub(self.ticks[1]) as f64 / all.saturating_sub(self.ticks[0]).max(1) as f64;
@@ -119,8 +121,8 @@ impl Watch {
 fn ticks() -> anyhow::Result<[u64; 2]> {
     let text = fs::read_to_string("/proc/stat")?;
     let words = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
-    // user nice system idle iowait irq softirq steal; the guests' times that follow are already
-    // contained in user and nice.
+    // The words are user nice system idle iowait irq softirq steal. The times of guests follow, but
+    // they are already contained in user and nice.
     let counts: Vec<u64> = words.take(8).map_while(|word| word.parse().ok()).collect();
     let [.., idle, iowait, _, _, _] = counts[..] else { bail!("/proc/stat begins with {text:.100}") };
     Ok([counts.iter().sum(), idle + iowait])
@@ -133,12 +135,14 @@ pub(super) struct Load {
     gateway: Threads,
     engines: Threads,
     honest: Threads,
-    /// The attackers, and everything else in the test's process except the honest clients.
+    /// The threads of the attackers, and all others of the test's process except the thread of the
+    /// honest clients.
     attackers: Threads,
 }
 
 impl Load {
-    /// Why latency measured under this load says nothing about the gateway: the machine was full.
+    /// If the machine was full, the reason why latency measured under this load says nothing about
+    /// the gateway.
     pub(super) fn full(&self) -> Option<String> {
         let waits = [("the gateway", self.gateway), ("the engines", self.engines), ("the honest clients", self.honest)];
         let late = waits.into_iter().find(|(_, threads)| threads.wait() > WAIT);

@@ -1,5 +1,5 @@
-//! Hostile clients next to honest ones, in front of engines that misbehave: do attackers harm
-//! honest clients?
+//! Hostile clients next to honest ones, in front of engines that misbehave. The test checks that
+//! attackers do not harm honest clients.
 //!
 //! The same honest requests (`honest.rs`) and the same faults of four simulated engines run twice
 //! from one seed: first without attackers, then with all of them (`attackers.rs`), on a fresh
@@ -9,19 +9,19 @@
 //!
 //! 1. no honest client reads a wrong response: bytes of another request, an incomplete stream
 //!    without an error, or an unexplained status
-//! 2. hardly more honest requests are shed than without attackers ([`MAX_EXTRA`]); in a run of
-//!    [`FULL_LENGTH`] or longer, hardly more fail (in a short one, chance decides how many streams
-//!    a fault breaks off)
-//! 3. when all clients have gone, every gauge of the gateway is 0, engines run nothing, and
+//! 2. hardly more honest requests are shed than without attackers ([`MAX_EXTRA`]). In a run of
+//!    [`FULL_LENGTH`] or longer, also hardly more fail. In a shorter run, chance decides how many
+//!    streams a fault breaks off
+//! 3. when all clients have gone, every gauge of the gateway is 0, engines run no request, and
 //!    descriptors are closed
 //! 4. in a run of [`FULL_LENGTH`] or longer, resident memory stays below [`MEMORY_BOUND`] at every
 //!    moment, and P99 TTFT of honest streams is at most [`TTFT_RATIO`] times P99 TTFT without
 //!    attackers, both over all streams and over the streams during which no engine misbehaved
 //!
-//! All of them share one machine. Delays by its scheduler are not the gateway's fault, so the speed
-//! of the attacks depends on the number of cores (`attackers.rs`), and a long run on a machine that
-//! was too busy fails without a verdict on the tail (`machine.rs`). Shorter runs print their
-//! measurements.
+//! Clients, attackers, engines and the gateway share one machine. Delays by the scheduler of the
+//! machine are not the gateway's fault. So the speed of the attacks depends on the number of cores
+//! (`attackers.rs`), and a long run on a machine that was too busy fails without a verdict on the
+//! tail (`machine.rs`). Shorter runs print their measurements.
 //!
 //! By default each of the two runs takes a few seconds; `SLUICE_HOSTILE_SECONDS=600` is the full
 //! test.
@@ -53,22 +53,22 @@ use machine::{Load, Watch};
 
 /// Default length of each of the two runs.
 const SECONDS: u64 = 5;
-/// From this length on, failures, memory and the tail are judged; shorter runs only print them.
+/// Runs of this length or longer judge failures, memory and the tail. Shorter runs only print them.
 const FULL_LENGTH: Duration = Duration::from_secs(300);
 /// Time limit of everything except the two runs.
 const OVERHEAD: Duration = Duration::from_secs(120);
 /// Maximum P99 TTFT with attackers, relative to P99 TTFT without.
 const TTFT_RATIO: f64 = 1.5;
-/// Maximum increase, by attackers, of the share of honest requests that fail or are shed.
+/// With attackers, the share of honest requests that fail or are shed may be higher by this much.
 const MAX_EXTRA: f64 = 0.005;
 /// Bytes of request bodies that the configuration lets the gateway buffer.
 const BUFFERED: u64 = 64 << 20;
-/// Connections that the configuration allows one address: fewer than the 304 that attackers hold
-/// for seconds.
+/// Connections that the configuration allows one address. They are fewer than the 304 connections
+/// that attackers hold for seconds.
 const PER_ADDRESS: u64 = 288;
 /// Limits that the attackers must reach: reasons of `sluice_shed_total` that must not be 0.
 const LIMITS_REACHED: [&str; 2] = ["body_memory_full", "too_many_connections"];
-/// Bound on resident memory at any moment: memory of the start and of learned state (64 MiB), the
+/// Bound on resident memory at any moment. It has 64 MiB for the start and for learned state, the
 /// buffered bodies twice (received and rewritten), and 64 KiB for each of
 /// [`attackers::CONNECTIONS`].
 const MEMORY_BOUND: u64 = (64 << 20) + 2 * BUFFERED + attackers::CONNECTIONS * (64 << 10);
@@ -128,7 +128,7 @@ struct Outcome {
     /// Periods in which engines misbehaved.
     faults: Vec<(Instant, Instant)>,
     attacks: Vec<(&'static str, u64)>,
-    /// Requests refused for each of [`LIMITS_REACHED`].
+    /// Number of requests that were refused because of each of [`LIMITS_REACHED`].
     refused: [u64; 2],
     at_start: Footprint,
     most: Footprint,
@@ -257,8 +257,8 @@ fn compare(without: &Outcome, with: &Outcome, length: Duration) -> anyhow::Resul
     tail(without, with, length >= FULL_LENGTH)
 }
 
-/// Compares the tails of all streams, and of the streams during which no engine misbehaved: faults
-/// of 700 ms could hide a delay that attackers add.
+/// Compares the tails of all streams. Because faults of 700 ms could hide a delay that attackers
+/// add, also compares the streams during which no engine misbehaved.
 fn tail(without: &Outcome, with: &Outcome, judged: bool) -> anyhow::Result<()> {
     let p99 = |ttfts: honest::Ttfts| ttfts.quantile(0.99).as_secs_f64();
     let all = [with, without].map(|outcome| p99(outcome.honest.all()));
