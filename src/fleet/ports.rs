@@ -122,7 +122,6 @@ pub fn choose(
     Ok((before, assigned))
 }
 
-/// Whether the port is free to listen on now.
 fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }

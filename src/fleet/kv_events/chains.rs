@@ -190,7 +190,7 @@ impl Chains {
         news.linked.push(beginning);
     }
 
-    /// Forgets all blocks, because events were lost and the remaining blocks are unknown.
+    /// Forgets all blocks, because events were lost.
     pub(super) fn reset(&mut self, news: &mut CacheNews) {
         news.unlinked.extend(self.links.keys());
         *self = Self { block_size: self.block_size, group: self.group, ..Self::default() };

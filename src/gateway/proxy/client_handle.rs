@@ -92,8 +92,8 @@ impl<'a> ClientHandle<'a> {
         let _ = poll_fn(|cx| self.tcp.poll_read_ready(cx)).await;
     }
 
-    /// Returns when the client has closed its side or the connection is broken, even if received
-    /// bytes are unread.
+    /// Returns when the client has closed its side or the connection is broken, even if bytes are
+    /// unread.
     pub(super) async fn left(&self) {
         // The end of the connection also makes a socket readable, and most clients send nothing
         // while they wait.

@@ -415,7 +415,7 @@ fn requests_are_counted_by_whether_they_met_their_objectives() {
         telemetry.record(&record);
     }
     let page = telemetry.page();
-    // Of the missed ones, one was judged so, one was shed, and two failed. The client that left,
+    // Of the missed, one was judged so, one shed, and two failed. The client that left,
     // the refused request and the call to tokenize do not count, nor does the long one, whose home
     // is another pool.
     assert_eq!([value(&page, met), value(&page, missed)], [3.0, 4.0]);

@@ -4,7 +4,7 @@
 //! served copies of requests, so an engine that fails under load harms no client. Until the change
 //! ends, requests load a changed engine at most as much as copies have proved
 //! ([`EngineChange::proved`]), or a little more while requests wait. Before the comparison, all
-//! engines serve their backlog, because a backlog in one arm would favour the other arm. In the
+//! engines serve their backlog, because a backlog in one arm would favour the other. In the
 //! comparison, the gateway draws an arm for each request. [`phase`](super::phase) has the order of
 //! the stages.
 

@@ -239,7 +239,7 @@ impl EngineTuner {
             loss_before: pool.loss,
             forecast,
             // A forecast includes the cost of waiting during a restart. Without a forecast,
-            // requests must already be so late that this wait hardly matters.
+            // requests must be so late that this wait hardly matters.
             crowded: forecast.is_some() || need.score.loss >= CROWDED_LOSS,
             changed: Vec::new(),
             proved: Load::default(),

@@ -7,7 +7,7 @@
 //! [`trial`] and [`verdict`] their rules. Two failures without a promotion in between freeze the
 //! tuner.
 //!
-//! Pure: the caller simulates, restarts engines and reports the results. Bounds: one change at a
+//! Pure: the caller simulates, restarts engines and reports results. Bounds: one change at a
 //! time.
 
 pub mod flags;

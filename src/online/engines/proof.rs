@@ -2,8 +2,8 @@
 //! larger load can only harm copies.
 //!
 //! A load counts if a look saw it, and a copy that began later was served before any copy failed.
-//! An engine that hangs under the load serves no such copy. Sequences and tokens count separately,
-//! because different faults depend on them.
+//! An engine that hangs serves no such copy. Sequences and tokens count separately, because
+//! different faults depend on them.
 
 use std::time::Duration;
 

@@ -20,8 +20,7 @@ use sluice_gateway::pool::TrialBound;
 /// How long the canary gets copies: at least (unless [`COPIES_SOON`] is reached), and at most.
 pub(super) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
 const COPIES_SERVED: u64 = 30;
-/// Served copies that suffice, after this time. The cost of a change is computed with [`COPIES`]
-/// all the same.
+/// Served copies that suffice, after this time. The cost of a change is computed with [`COPIES`].
 pub(super) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
 const COPIES_FAILED: u64 = 3;
 /// Silence after which a canary is taken to hang.

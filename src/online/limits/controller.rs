@@ -323,7 +323,7 @@ impl Controller {
         self.losses = window.pools.iter().map(PoolWindow::loss).collect();
         self.lost_by_request = window.pools.iter().map(PoolWindow::loss_per_request).collect();
         self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
-        // An operator may be reading the proposal, so it stays for a while.
+        // An operator may be reading the proposal, so it stays.
         let waits = self.acting != Acting::Acts && self.proposals.change().is_some() && measured < MEASURED_MAX;
         if is_met {
             self.proposals.withdraw();
@@ -366,7 +366,7 @@ impl Controller {
         let change = score.loss - before.loss;
         let soon = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON;
         // A queue from before the change does not count, because it delays the first requests
-        // anyway. A queue that grows is an effect of the change.
+        // anyway. A queue that grows is an effect.
         let grows = window.pools.iter().any(PoolWindow::backlog_grows);
         let so_far = if grows { window.score(now) } else { window.score_of_ended(now) };
         let does_harm = Self::does_harm(&so_far, &before);

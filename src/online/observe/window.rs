@@ -116,7 +116,7 @@ impl PoolWindow {
         self.usage.in_flight.is_some_and(|((_, first), (_, last))| last > first + long)
     }
 
-    /// Number of requests of this window that wait, if the queue is long; otherwise 0.
+    /// Requests of this window that wait, if the queue is long; otherwise 0.
     fn late_in_queue(&self) -> f64 {
         let is_long = self.usage.queue > LONG_QUEUE * self.usage.in_rotation.max(1);
         let Some(((_, first), (_, last))) = self.usage.in_flight.filter(|_| is_long) else { return 0.0 };
