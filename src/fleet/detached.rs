@@ -1,8 +1,8 @@
 //! Starts a newer gateway, which takes over, as a process that is not a child of this one.
 //!
 //! systemd waits for the end of a new main process only if that is a child of systemd. So a shell
-//! starts it and ends, and the nearest reaper above this process adopts it. Meanwhile this process
-//! is no reaper of orphans.
+//! starts the new gateway and ends, and the nearest reaper above this process adopts it. Meanwhile
+//! this process is no reaper.
 
 use std::ffi::OsString;
 use std::io;
@@ -15,8 +15,8 @@ use nix::sys::prctl;
 /// takes.
 ///
 /// # Errors
-/// There is no shell, or it failed. A `program` that cannot be started shows only on the shell's
-/// stderr.
+/// There is no shell, or it failed. If `program` cannot be started, only the shell's stderr shows
+/// it.
 pub fn start_detached(program: &Path, arguments: Vec<OsString>, (name, value): (&str, String)) -> io::Result<()> {
     let reaps = prctl::get_child_subreaper()?;
     prctl::set_child_subreaper(false)?;

@@ -1,5 +1,5 @@
-//! Checks of the devices of all engines together: GPUs and MIG slices that exist, and memory that
-//! is enough for the engines on one device.
+//! Checks the devices of all engines together: that the GPUs and MIG slices exist, and that the
+//! memory of a device is enough for the engines on it.
 //!
 //! `nvidia-smi -L` lists the devices. Without it, names cannot be checked, and two names of one GPU
 //! count as two devices. Memory is checked for vLLM, whose flag says which part of a device it
@@ -23,7 +23,7 @@ use sluice_core::engines::EngineKind;
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The part of the list that is read: a line has about 100 bytes, and 8 GPUs have 56 slices.
 const LIST_BYTES: usize = 1 << 20;
-/// Sums of shares are rounded: 3 times 0.33 and 0.01 fit.
+/// Excess of a sum of shares by rounding: 3 times 0.33 and 0.01 fit.
 const ROUNDING: f64 = 1e-6;
 
 /// The GPUs of this machine, with their MIG slices.
@@ -112,7 +112,7 @@ pub struct DeviceFindings {
     pub remarks: Vec<String>,
 }
 
-/// Whether the devices of some engine have to be looked up: it names a GPU or a slice.
+/// Whether the devices of an engine have to be looked up, because it names a GPU or a slice.
 pub fn names_devices(specs: &[EngineSpec]) -> bool {
     specs.iter().flat_map(devices).any(|device| matches!(device, Gpu::Name(_)))
 }
@@ -189,7 +189,7 @@ fn slices(
     }
 }
 
-/// The last engine of a device on which the engines take more than the whole memory.
+/// If the engines on a device take more than the whole memory, the last of them, and the failure.
 fn too_little_memory(specs: &[EngineSpec], place: &Place, engines: &[usize]) -> Option<(usize, String)> {
     let mut parts: Vec<(&EngineSpec, f64)> = Vec::new();
     for spec in engines.iter().map(|at| &specs[*at]) {

@@ -1,8 +1,9 @@
-//! Asks an engine whether it serves requests, on the page and by the rule of its kind.
+//! Asks an engine whether it serves requests, on the health page and by the rule of the engine's
+//! kind.
 //!
-//! The kinds and their pages are in `core/engines`. A server without the health page of its kind
-//! ([`Unhealthy::Unlike`]) is probably of another kind, which `engine_kind.rs` finds. Bound:
-//! [`HEALTH_BYTES`] of a response are read.
+//! The kinds and their pages are in `core/engines`. A server without the health page of the
+//! configured kind ([`Unhealthy::Unlike`]) is probably of another kind, which `engine_kind.rs`
+//! finds. Bound: [`HEALTH_BYTES`] of a response are read.
 
 use std::time::Duration;
 
@@ -17,9 +18,9 @@ const HEALTH_BYTES: usize = 1 << 20;
 pub enum Unhealthy {
     /// It loads the model.
     Loading,
-    /// It has no health page of its kind, in words.
+    /// It has no health page of the configured kind. The text describes the response.
     Unlike(String),
-    /// Anything else, in words.
+    /// Any other reason, in words.
     Down(String),
 }
 

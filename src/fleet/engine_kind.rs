@@ -7,8 +7,9 @@
 //!
 //! The kind counts only if the server also has the health page of the kind: a proxy may pass on the
 //! list of models and no other page. Only kinds that contradict the pool's are asked for, so a
-//! server of a kind without a page is left alone. A vLLM names itself in its list of models, and
-//! costs no request. A server that no answer identifies counts as the kind that the file says.
+//! server of a kind without a page is left alone. A vLLM names itself in the list of models, so no
+//! page is asked for. A server that no answer identifies counts as the kind in the configuration
+//! file.
 //!
 //! Bounds: [`PAGE_BYTES`] of a response; `health.probe_timeout` for all pages together, and again
 //! for the health page; one kind for each backend.
@@ -106,7 +107,7 @@ pub fn mismatch(pool: EngineKind, found: EngineKind) -> Option<String> {
 #[derive(Debug)]
 struct Found {
     kind: EngineKind,
-    /// The kind of the pool about which the log was written.
+    /// The pool's kind in the last log line about this backend.
     said: Option<EngineKind>,
 }
 
@@ -117,8 +118,9 @@ pub struct FoundKinds {
 }
 
 impl FoundKinds {
-    /// Records a probe of a backend; `is_up`: it serves requests; only then does an uncertain
-    /// answer (`None`) remove an earlier kind. Returns whether the kind changed.
+    /// Records the kind that a probe of a backend found. `is_up`: the backend serves requests. Only
+    /// then does an uncertain answer (`None`) remove an earlier kind. Returns whether the kind
+    /// changed.
     pub(super) fn note(&self, backend: BackendId, kind: Option<EngineKind>, is_up: bool) -> bool {
         let mut by_backend = self.by_backend.lock();
         let before = by_backend.get(&backend).map(|found| found.kind);
@@ -150,8 +152,8 @@ impl FoundKinds {
         pools.iter().filter_map(agreed).collect()
     }
 
-    /// The backends that are of another kind than their pools, each once: `pool/backend`, and the
-    /// advice.
+    /// The backends that are of another kind than their pools: `pool/backend`, and the advice. Each
+    /// is returned once.
     pub fn news(&self, pools: &[PoolView]) -> Vec<(String, String)> {
         let mut by_backend = self.by_backend.lock();
         let mut news = Vec::new();

@@ -1,6 +1,6 @@
 //! One HTTP/1.1 request on a new connection, with limits on time and size.
 //!
-//! A probe must fail when an engine accepts no connections any more, even while old ones still
+//! A probe must fail when an engine accepts no new connections, even while old connections still
 //! work. So probes share no connection with requests, but connect in the same way. Commands send
 //! requests to an admin port with [`exchange`].
 
@@ -107,8 +107,8 @@ where
     });
     tokio::select! {
         received = &mut response => received,
-        // A connection may end before the response is taken from it. The connection knows the cause
-        // of an error.
+        // The connection may end before the response is taken from it. If both fail, the error of
+        // the connection names the cause.
         ended = connection => match (response.await, ended) {
             (Err(FetchError::Http(_)), Err(cause)) => Err(cause.into()),
             (received, _) => received,

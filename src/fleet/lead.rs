@@ -1,6 +1,6 @@
 //! Whether this gateway may act on engines now.
 //!
-//! Of several gateways one leads, until the end of a lease that it keeps renewing. A process that
+//! One gateway leads at a time. Its lease ends unless it keeps renewing the lease. A process that
 //! was suspended or got no processor does not notice that the lease has ended. So all code that
 //! acts on engines first reads the clock.
 
@@ -16,7 +16,7 @@ enum Term {
     /// No gateway is elected: each one runs its own engines.
     #[default]
     Always,
-    /// This gateway leads until then; `None`: another one may lead.
+    /// This gateway leads until this moment; `None`: another one may lead.
     Elected(Option<Instant>),
 }
 
@@ -34,7 +34,7 @@ impl Term {
 pub struct Lead(watch::Sender<Term>);
 
 impl Lead {
-    /// The gateway may act until then; `None`: not at all.
+    /// Lets the gateway act until this moment; `None`: not at all.
     pub fn set(&self, until: Option<Instant>) {
         self.0.send_replace(Term::Elected(until));
     }

@@ -1,10 +1,11 @@
 //! Probes of all backends, and the engines that the gateway runs itself.
 //!
-//! The [prober](Prober) reads health pages and `/v1/models`, and the counters of an engine that is
-//! silent although it has requests. A [`driver`] starts and stops engines. `engine` is the life
-//! cycle of one engine; each step is written to the journal before it begins. `coordinator` is the
-//! [`Fleet`]: changes and restarts over all engines. A tuner's [trial engines](TrialEngines) have
-//! no life cycle. Only this crate spawns engines, and a newer gateway that takes over.
+//! The [prober](Prober) reads health pages and `/v1/models`. It also reads the counters of an
+//! engine that is silent although it has requests. A [`driver`] starts and stops engines. `engine`
+//! is the life cycle of one engine; each step is written to the journal before it begins.
+//! `coordinator` is the [`Fleet`]: changes and restarts over all engines. A tuner's [trial
+//! engines](TrialEngines) have no life cycle. Only this crate spawns engines, and a newer gateway
+//! that takes over.
 
 #[cfg(test)]
 mod test_programs;

@@ -1,7 +1,8 @@
 //! Reads the metrics page of an engine, by the names of vLLM.
 //!
-//! `core/engines` says where each kind of engine has the page and how it is read. Of a backend with
-//! a data-parallel rank, only the lines of that rank count. Bound: [`METRICS_BYTES`] of a page.
+//! `core/engines` says where each kind of engine has the page and how it is read. For a backend
+//! with a data-parallel rank, only the lines of that rank count. Bound: [`METRICS_BYTES`] of a
+//! page.
 
 use std::time::Duration;
 

@@ -46,7 +46,7 @@ pub struct ModelCard {
     pub json: Box<RawValue>,
 }
 
-/// Why it is not known which models an engine serves.
+/// Why the models that an engine serves are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
     /// There was no response.
@@ -83,7 +83,7 @@ impl Unreadable {
 pub struct ModelList {
     /// At most [`CARDS_MAX`].
     pub cards: Vec<ModelCard>,
-    /// Whether there are more.
+    /// Whether the engine lists more models than `cards` has.
     is_cut: bool,
 }
 
@@ -93,7 +93,7 @@ impl ModelList {
         self.cards.iter().map(|card| &*card.id)
     }
 
-    /// The names whose cards have a root, with it.
+    /// The names of models whose cards have a root, with that root.
     pub fn roots(&self) -> impl Iterator<Item = (&str, &str)> {
         self.cards.iter().filter_map(|card| Some((&*card.id, card.root.as_deref()?)))
     }
@@ -160,7 +160,7 @@ fn routes_of(body: &[u8]) -> Option<RouteSet> {
             routes.insert(route);
         }
     }
-    // Not the description of an engine: it names no route, or takes any path.
+    // A description without a known route, or that accepts any path, is not an engine's.
     let takes_any = paths.keys().any(|path| path.contains(":path}"));
     (names_any && !takes_any).then_some(routes)
 }
@@ -178,7 +178,7 @@ pub struct ReportedModels(Mutex<HashMap<BackendId, Reported>>);
 /// The changes that a reading causes.
 #[derive(Debug)]
 pub(super) struct Reading {
-    /// The models served; `None`: as before.
+    /// The models served; `None`: the same as before.
     pub(super) served: Option<Served>,
     /// The context limit, if the engine gives one.
     pub(super) max_model_len: Option<u64>,
@@ -273,7 +273,7 @@ impl ReportedModels {
         reading
     }
 
-    /// Removes all other backends; returns whether there were any.
+    /// Removes all backends that are not `known`. Returns whether there were any.
     pub(super) fn retain(&self, known: &[BackendId]) -> bool {
         let mut by_backend = self.0.lock();
         let before = by_backend.len();

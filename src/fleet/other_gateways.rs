@@ -1,9 +1,9 @@
 //! Other gateways before the same engines: they take part in a planned stop of an engine.
 //!
-//! A gateway that drains an engine *closes* it for the others, and stops it only when they have
-//! left it. It stays closed while it is stopped and starts, until it serves again or is given up.
-//! An engine that crashed or was taken over is not closed: each gateway's probes show the state.
-//! Without other gateways, no stop waits.
+//! A gateway that drains an engine *closes* it for the other gateways, and stops it only when they
+//! have left it. The engine stays closed while it is stopped and starts, until it serves again or
+//! is given up. An engine that crashed or was taken over is not closed: each gateway's probes show
+//! the state. Without other gateways, no stop waits.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ impl OtherGateways {
         self.0.lock().closed.remove(backend);
     }
 
-    /// Opens all: this gateway does nothing more to engines.
+    /// Opens all backends, because this gateway does nothing more to engines.
     pub fn open_all(&self) {
         self.0.lock().closed.clear();
     }
@@ -61,7 +61,8 @@ impl OtherGateways {
         self.0.lock().closed.clone()
     }
 
-    /// Records a report: on these closed backends other gateways have no requests, and start none.
+    /// Records a report that other gateways have no requests on these closed backends, and start
+    /// none.
     pub fn note(&self, left: BTreeSet<String>) {
         self.0.lock().left = Some(left);
     }

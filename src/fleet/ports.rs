@@ -1,7 +1,7 @@
 //! Ports for engines that are configured without one.
 //!
-//! An engine that outlived a gateway is searched for at the old port. So it keeps the port over
-//! reloads and restarts of the gateway: assigned ports are stored in `ports.json`, next to the
+//! The next gateway looks for a surviving engine at the old port. So an engine keeps the port over
+//! reloads and restarts of the gateway, and assigned ports are stored in `ports.json`, next to the
 //! journal. A new engine gets the lowest port of the range that is not configured, not assigned and
 //! free to listen on. If another process holds the assigned port, the engine gets another one.
 
@@ -31,7 +31,7 @@ pub enum PortsError {
         /// The engine without a port.
         engine: String,
     },
-    /// The port now belongs to another engine, but the first engine still runs there.
+    /// The port is now configured for one engine, but another engine still runs on it.
     #[error(
         "port {port} of {engine} is in use by {holder} until the gateway restarts; configure another port for {engine}"
     )]
@@ -92,8 +92,8 @@ pub fn choose(
     let path = folder.join(FILE);
     let unusable = |source| PortsError::Unusable { path: path.clone(), source };
     let before: BTreeMap<String, u16> = match std::fs::read(&path) {
-        // An invalid file counts as empty; running engines are then found by their marks, and
-        // moved.
+        // An invalid file counts as empty. Running engines are then found by their marks, and get
+        // other ports.
         Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
         Err(error) => return Err(unusable(error)),
@@ -122,7 +122,7 @@ pub fn choose(
     Ok((before, assigned))
 }
 
-/// Whether a process could listen on the port now.
+/// Whether the port is free to listen on now.
 fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }

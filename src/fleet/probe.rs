@@ -18,15 +18,16 @@
 //!
 //! **Progress**: a backend with requests in flight that sent no byte that shows work for
 //! `health.stall` is a suspect, whose `/metrics` each probe reads. If no work counter changes for a
-//! third of `health.stall`, or there is no response, it is *hung*: it is ejected, and the streams
-//! are closed. A long response that is not streamed changes counters, and a long prefill uses KV
-//! blocks. An engine without counters (`--disable-log-stats`) never counts as hung; the time limits
-//! of requests still apply.
+//! third of `health.stall`, or there is no response for that time, the backend is *hung*. It is
+//! ejected, and the streams are closed. A long response that is not streamed changes counters, and
+//! a long prefill uses KV blocks. An engine without counters (`--disable-log-stats`) never counts
+//! as hung; the time limits of requests still apply.
 //!
 //! In a pool with a `deadline`, a backend with requests that showed no work for this time is hung,
 //! whatever its counters say.
 //!
-//! An engine that answers nothing while it works (serial) is not probed while it has requests.
+//! An engine that works on one request at a time and answers nothing meanwhile is not probed while
+//! it has requests.
 //!
 //! `core/engines` has the pages of each kind of engine; `metrics_page.rs` reads metrics. Bounds:
 //! [`SLOTS_BYTES`]; one probe per backend at a time.
@@ -62,8 +63,9 @@ struct ProbeState {
     failed: bool,
     /// The kind by whose pages the backend was asked.
     engine: EngineKind,
-    /// When the backend was last asked for its kind; and whether it has answered since it came up.
+    /// When the backend was last asked for its kind.
     kind_at: Option<Instant>,
+    /// Whether the backend has shown its kind since it came up.
     is_kind_known: bool,
     /// When the routes were read since the backend came up.
     routes_at: Option<Instant>,
@@ -111,8 +113,8 @@ impl ProbeState {
     }
 }
 
-/// A third of `health.stall`, not a probe interval: one step of the engine may take longer than
-/// that.
+/// A third of `health.stall`. It is not a probe interval, because one step of the engine may take
+/// longer.
 const STALL_SHARE: u32 = 3;
 
 struct ProbeResult {
@@ -144,14 +146,14 @@ pub struct Prober {
     states: HashMap<BackendId, ProbeState>,
     /// Whether each round reads the models of every backend, because a caller waits for a model.
     pub await_models: bool,
-    /// Whether clients send keys for the engines: then a backend without an `api_key` that refuses
+    /// Whether clients send keys for the engines. Then a backend without an `api_key` that refuses
     /// a probe may still serve clients.
     pub forwards_keys: bool,
     /// The kinds of engine that answers showed.
     pub kinds: Arc<FoundKinds>,
-    /// Whether one of them changed. The reader clears it.
+    /// Whether one of these kinds changed. The reader clears it.
     pub kinds_changed: bool,
-    /// The longest silence of a backend with requests, of pools that have one.
+    /// For pools with a deadline, the longest silence of a backend with requests.
     pub deadlines: HashMap<Arc<str>, Duration>,
     /// The set of model names has changed since the last completed round; kept when a round is
     /// cancelled.
@@ -195,7 +197,7 @@ impl Prober {
             known.push(backend.id);
             let state = self.states.entry(backend.id).or_default();
             if std::mem::replace(&mut state.engine, backend.address.engine) != backend.address.engine {
-                // The pages of another kind say other things.
+                // The pages of another kind must be read anew.
                 state.models_at = None;
             }
             if backend.used.slots > 0 && !backend.address.engine.rules().answers_while_busy {
@@ -402,8 +404,9 @@ struct Due {
     models: bool,
     cache: bool,
     routes: bool,
-    /// The kind of an engine that is up, or that has no health page of its kind.
+    /// The kind, of an engine that is up.
     kind: bool,
+    /// The kind, of an engine without the health page of its kind.
     kind_if_unlike: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Compares the data-parallel ranks of an engine with the ranks of the configuration.
 //!
 //! The engine's metrics page names its ranks. A backend with a rank that the engine does not have
-//! counts as down, with the reason; ranks that get no requests are logged once. An engine without
-//! metrics names no ranks: then the refusal of a request shows that one is missing.
+//! counts as down, with the reason. Ranks without a backend get no requests and are logged once. An
+//! engine without metrics names no ranks, so only a refused request shows a missing rank.
 
 use sluice_config::Address;
 
@@ -16,7 +16,7 @@ pub(super) struct ProbedRanks {
 }
 
 impl ProbedRanks {
-    /// Why the backend cannot be used: the engine does not have the rank.
+    /// Why the backend cannot be used, if the engine does not have the backend's rank.
     pub(super) fn missing(&self) -> Option<&String> {
         self.missing.as_ref()
     }

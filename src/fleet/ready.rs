@@ -5,9 +5,10 @@
 //! started. vLLM binds its port with SO_REUSEPORT, so an older server on the same port may respond
 //! instead, even with the right models.
 //!
-//! Each phase of the start that the log shows may make no progress for [`StartPhase::stall_limit`].
-//! Without a log, [`ReadyRules::blind`] limits the start; [`ReadyRules::total`] always does. The
-//! end of the engine, with a diagnosis, and a wrong API key are reported at once.
+//! Each phase of the start that the log shows may be without progress for
+//! [`StartPhase::stall_limit`] at most. Without a log, [`ReadyRules::blind`] limits the start;
+//! [`ReadyRules::total`] always does. The end of the engine, with a diagnosis, and a wrong API key
+//! are reported at once.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -33,7 +34,7 @@ pub struct ReadyRules {
     pub poll: Duration,
     /// Limit for one response.
     pub answer: Duration,
-    /// Multiplies the limits of phases and `blind`, not `total`.
+    /// Factor for the limits of phases and for `blind`, but not for `total`.
     pub start_timeout_scale: f64,
     /// Limit of the start without a log.
     pub blind: Duration,
@@ -98,7 +99,7 @@ pub async fn wait_until_ready(
             PortOwner::Free => Readiness::NotReady,
             _ => check_readiness(address, rules.answer).await,
         };
-        // A server that says so makes progress, even without a log.
+        // A server that says that it loads the model makes progress, even without a log.
         if matches!(served, Readiness::Loading) {
             said = Instant::now();
         }
@@ -194,7 +195,7 @@ fn at_phase(driver: &dyn Driver, class: FailureClass, cause: String) -> EngineFa
 #[derive(Debug, Deserialize)]
 struct ModelList {
     data: Vec<Model>,
-    /// Whether the engine lists models at all.
+    /// Whether engines of this kind list models.
     #[serde(default = "listed")]
     is_known: bool,
 }
@@ -233,7 +234,8 @@ enum Readiness {
     Serves(ModelList),
 }
 
-/// vLLM requires an API key on `/v1` only.
+/// Reads health and models. vLLM requires an API key on `/v1` only, so the health page does not
+/// show a wrong one.
 async fn check_readiness(address: &Address, limit: Duration) -> Readiness {
     match read_health(address, limit).await {
         Ok(()) => {}

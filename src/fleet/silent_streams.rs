@@ -1,9 +1,9 @@
 //! Reads the counters of engines whose streams are silent: does such an engine work?
 //!
-//! This task reads the `/metrics` of an engine every [`LOOK_INTERVAL`] while the engine has a
-//! silent stream, and otherwise not, because a page takes vLLM's API server milliseconds. Nothing
-//! is read from kinds of engines that count tokens only at the end of a response.
-//! `pool/engine_work.rs` defines work.
+//! This task reads the `/metrics` of an engine every [`LOOK_INTERVAL`], but only while the engine
+//! has a silent stream, because a page takes vLLM's API server milliseconds. Nothing is read from
+//! kinds of engines that count tokens only at the end of a response. `pool/engine_work.rs` defines
+//! work.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,9 +5,9 @@
 //! are corrected when the folder is opened. A folder that also contains other files (such as
 //! `/tmp`) keeps its mode.
 //!
-//! Files that other users may write to are refused ([`check`]), not corrected: they may have been
-//! changed already. The random [`key`] of the folder also identifies the gateway's engines: it is
-//! part of the mark in the environment of their processes.
+//! Files that other users may write to are refused ([`check`]) and not corrected, because they may
+//! have been changed already. The random [`key`] of the folder also identifies the gateway's
+//! engines: the mark in the environment of their processes has a digest by this key.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -61,7 +61,7 @@ pub(crate) fn open(folder: &Path) -> io::Result<()> {
     let mut others = false;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        // Links are not followed: the target may belong to another program.
+        // Links are not followed, because the target may belong to another program.
         let Ok(kind) = entry.file_type() else { continue };
         let name = entry.file_name();
         let own = is_own(&name.to_string_lossy());
@@ -120,8 +120,8 @@ pub fn read(folder: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Held while a file is replaced or appended to: two threads would use the same draft, or rename
-/// the same full file.
+/// Held while a file is replaced or appended to, because two threads would use the same draft, or
+/// rename the same full file.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// Replaces a file atomically. Creates the folder.
@@ -173,7 +173,7 @@ pub(crate) fn key(folder: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let path = folder.join(KEY);
     match existing_key(folder) {
         Ok(key) => return Ok(key),
-        // Too short: the gateway crashed while it wrote the file, and the key was never used.
+        // Too short: the gateway crashed while it wrote the file, and never used the key.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {}
         Err(error) => return Err(error),
     }

@@ -1,7 +1,7 @@
 //! Programs that tests write and run.
 //!
 //! The kernel executes no file that is open for writing ("text file busy"). If this process wrote
-//! it, a child of a parallel test would inherit the open descriptor. So a shell writes it.
+//! the program, a child of a parallel test could inherit the open descriptor. So a shell writes it.
 
 use std::path::Path;
 use std::process::Command;

@@ -7,7 +7,7 @@
 //! The journal gets a line before each start and after each stop. So when a tuner is killed, the
 //! next one, or a gateway with the same folder, finds the engines. A tuner takes over an engine
 //! with the same description and stops all others ([`TrialEngines::adopt_leftovers`]). Only engines
-//! whose settings change are restarted; all of them stop before the first starts, since they may
+//! whose settings change are restarted. All of these stop before the first starts, since they may
 //! share a device.
 
 use std::path::Path;
@@ -41,7 +41,7 @@ pub struct TrialSpec {
     pub models: Vec<String>,
     /// From SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// Multiplies how long a phase of the start may make no progress.
+    /// Factor for the time that a phase of the start may be without progress.
     pub start_timeout_scale: f64,
 }
 
@@ -68,7 +68,7 @@ struct TrialEngine {
     driver: ProcessDriver,
     /// Digest of program, port, devices and environment.
     identity: String,
-    /// The settings, once it is ready.
+    /// The settings that the engine runs with, once it is ready.
     running: Option<EngineSettings>,
     models: Vec<String>,
 }
@@ -159,7 +159,7 @@ impl TrialEngines {
     /// Checks settings, one for each engine. Starts nothing.
     ///
     /// # Errors
-    /// The first that cannot work.
+    /// The first engine whose settings cannot work.
     pub async fn check(&self, settings: &[EngineSettings]) -> Result<(), TrialFailure> {
         for (engine, settings) in self.engines.iter().zip(settings) {
             engine.driver.check(settings).await.map_err(|failure| engine.failure(failure))?;
@@ -172,7 +172,7 @@ impl TrialEngines {
     ///
     /// # Errors
     /// The first engine that does not stop, start or become ready. An engine that does not become
-    /// ready is stopped. If one does not start, all that were to start are stopped.
+    /// ready is stopped. If one does not start, all engines that had to start are stopped.
     pub async fn run(&mut self, settings: &[EngineSettings]) -> Result<(), TrialFailure> {
         let mut due = Vec::new();
         for (engine, settings) in self.engines.iter_mut().zip(settings) {
@@ -213,8 +213,8 @@ impl TrialEngines {
     }
 
     /// An engine that should run, but has ended or fails the health check. When vLLM's engine
-    /// process dies, the API server responds with errors for a while. The end is awaited, because
-    /// then the log shows the reason.
+    /// process dies, the API server responds with errors for a while. So this waits for the end of
+    /// the engine, because then the log shows the reason.
     pub async fn ill(&self) -> Option<TrialFailure> {
         for engine in self.engines.iter().filter(|engine| engine.running.is_some()) {
             if read_health(&engine.spec.address, HEALTH_LIMIT).await.is_ok() {
@@ -229,7 +229,7 @@ impl TrialEngines {
     /// Stops every engine, even one whose start was cancelled.
     ///
     /// # Errors
-    /// The first that does not stop; the others are stopped.
+    /// The first engine that does not stop. The others are stopped.
     pub async fn stop(&mut self) -> Result<(), TrialFailure> {
         let mut failed = Ok(());
         for engine in &mut self.engines {

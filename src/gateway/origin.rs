@@ -3,9 +3,9 @@
 //!
 //! Outcomes of one origin say little about an engine or an arm, because the requests themselves may
 //! be the cause. So ejection, guardrails and estimates count by distinct origins. An origin is a
-//! hash with a key that each process draws: no client can imitate another one, and no address or
-//! name is kept. Behind a NAT or a proxy many clients are one origin, unless a trusted proxy names
-//! them.
+//! hash with a key that each process draws, so that no client can imitate another one, and no
+//! address or name is kept. Behind a NAT or a proxy many clients are one origin, unless a trusted
+//! proxy names them.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;

@@ -1,5 +1,5 @@
-//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which so simulates with the
-//! driver of production. The deployment calls:
+//! Drives the tuner on a deployment: `sluice serve`, or `sluice lab`, which simulates with this
+//! same code. The deployment calls:
 //!
 //! | function | when |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | [`restarted`] | a restart that [`Deployment::restart`] began has ended |
 //! | [`answered`], [`limits_answered`] | a simulation has ended |
 //!
-//! The tuner is unlocked while the deployment changes anything.
+//! The driver unlocks the tuner before it calls a method that changes the deployment.
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use sluice_gateway::pool::{Admission, BackendView, Bound, PoolView, WaitingReque
 
 /// Time between two looks at the pools.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Prometheus' usual interval: vLLM writes the metrics page on the thread that also serves
-/// requests.
+/// Time between two reads of a metrics page. Not shorter than usual with Prometheus, because vLLM
+/// writes the page on the thread that also serves requests.
 pub const PAGES_INTERVAL: Duration = Duration::from_secs(15);
 const COMPARES: &str = "while an experiment compares pools";
 
@@ -60,7 +60,7 @@ pub trait Deployment {
     fn tuner(&self) -> impl DerefMut<Target = Tuner>;
     /// The states of all engines.
     fn engines(&self, view: &[PoolView]) -> Vec<EngineState>;
-    /// Keeps events. If something has changed, puts the tuner's limits and experiment in force.
+    /// Keeps `events`. If `changed`, also puts the tuner's limits and experiment in force.
     fn follow(&mut self, changed: bool, events: Vec<Event>);
     /// Saves the tuner's state.
     fn save(&mut self);
@@ -72,8 +72,8 @@ pub trait Deployment {
     fn simulate_limits(&mut self, question: LimitsQuestion);
 }
 
-/// One look at the pools and engines: puts changed limits in force. The caller carries out the
-/// orders.
+/// Lets the tuner look once at the pools and engines, and puts changed limits in force. Returns
+/// orders for [`carry_out`].
 #[must_use]
 pub fn look(deployment: &mut impl Deployment) -> Vec<TunerOrder> {
     if !deployment.tuner().has_work() {
@@ -132,8 +132,8 @@ pub fn limits_answered(deployment: &mut impl Deployment, question: &LimitsQuesti
     take(deployment, |tuner, parts, now| (tuner.limits_answered(question, answer, parts.observer, now), Vec::new()));
 }
 
-/// Gives the tuner a result, and carries out the consequences. `give` returns whether other limits
-/// must be put in force, and orders.
+/// Gives the tuner a result by `give`, and carries out the consequences. `give` returns whether
+/// other limits must be put in force, and the tuner's orders.
 fn take(
     deployment: &mut impl Deployment,
     give: impl FnOnce(&mut Tuner, &Parts<'_>, Duration) -> (bool, Vec<TunerOrder>),
@@ -165,7 +165,8 @@ impl Parts<'_> {
         self.experiments.all().into_iter().filter(is_other)
     }
 
-    /// Whether an experiment compares pools or backends; their limits must then stay.
+    /// Whether an operator's experiment compares pools or backends. The tuner must not change
+    /// limits then.
     fn compare_pools(&self) -> bool {
         self.others().any(|experiment| experiment.plan.arms.iter().any(|arm| arm.pool.is_some()))
     }

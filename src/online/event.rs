@@ -1,6 +1,6 @@
 //! Permissions, proposals and events of the tuner: plain data for operators, journals and metrics.
 //!
-//! Names of kinds are labels of metrics and words in the journal, so they are only added.
+//! Names of kinds are labels of metrics and words in the journal, so none is renamed or removed.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ pub struct Event {
     pub at: f64,
     /// The kind.
     pub kind: EventKind,
-    /// The limit or flag, as in a proposal; else the pools, or `engines`.
+    /// The limit or flag as in a [`Proposal`]; for other events, the pools or `engines`.
     pub key: String,
     /// The values before and after.
     pub values: (String, String),
@@ -57,7 +57,7 @@ impl fmt::Display for Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// A change may help, but needs an approval.
+    /// A change may help, but an operator must approve or make it.
     Proposed,
     /// A change was made.
     Tried,
@@ -97,7 +97,7 @@ impl EventKind {
         Self::Forecast,
     ];
 
-    /// Whether operators see it; the journal has all.
+    /// Whether operators see events of this kind; the journal has all kinds.
     pub fn is_change(self) -> bool {
         !matches!(self, Self::Observed | Self::Forecast)
     }

@@ -1,11 +1,11 @@
-//! Conditions of a change of limits or engines: an operator's approval, and no recent failure.
+//! Conditions for a change of limits or engines: an operator's approval, and no recent failure.
 //!
 //! [`Proposals`] holds at most one change; an approval ends with the proposal. [`Closings`] holds
-//! changes that are not tried for now, each for twice as long as the last time, so the settings
-//! come to rest. Bounds: one closing for each change.
+//! changes that are not tried for now. Each further closing of a change lasts twice as long, so the
+//! settings come to rest. Bounds: one closing for each change.
 //!
-//! The layers share no trial: limits are undone at once and judged by one window, flags by restarts
-//! and in several stages.
+//! The layers have separate code for trials. A change of limits is judged by one window and undone
+//! at once. A change of flags needs restarts and several stages.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ impl<T> Proposals<T> {
 #[derive(Debug)]
 pub(crate) struct Closings<K, W> {
     all: Vec<Closing<K, W>>,
-    /// How long the first closing lasts, and the longest.
+    /// How long the first closing of a change lasts, and the longest one.
     lasts: (Duration, Duration),
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Closing<K, W> {
     pub(crate) key: K,
     pub(crate) why: W,
     pub(crate) until: Duration,
-    /// Number of earlier closings.
+    /// Number of earlier closings of the same change.
     pub(crate) before: u32,
 }
 
@@ -99,7 +99,7 @@ impl<K: PartialEq, W> Closings<K, W> {
         !self.in_force(now).any(|closing| closing.key == *key)
     }
 
-    /// Closes a change for twice as long as the last time.
+    /// Closes a change, for twice as long as the last time it was closed.
     pub(crate) fn close(&mut self, key: K, why: W, now: Duration) {
         let known = self.all.iter().position(|closing| closing.key == key);
         let before = known.map_or(0, |at| self.all[at].before + 1);
@@ -111,8 +111,8 @@ impl<K: PartialEq, W> Closings<K, W> {
         }
     }
 
-    /// Opens a change that helped, perhaps by chance: the next closing is as long as it would have
-    /// been otherwise.
+    /// Opens a change that helped. It may have helped by chance, so the next closing is as long as
+    /// without this opening.
     pub(crate) fn reopen(&mut self, key: &K, now: Duration) {
         self.all.iter_mut().filter(|closing| closing.key == *key).for_each(|closing| closing.until = now);
     }

@@ -1,20 +1,22 @@
 //! `tokens = "auto"`: a limit of outstanding tokens that keeps an engine from preempting requests.
 //!
-//! There is none until an engine preempts. Then its KV cache is full, and each preempted request is
-//! computed again while the others wait. From then on the limit is `share x cache x (outstanding
-//! tokens of running requests / tokens in the cache)`, so that the cache is filled to the share.
-//! The quotient in brackets is usually above 1, because running requests have not yet generated all
-//! of their tokens. It is measured, so it also accounts for shared prefixes and for wrong estimates
-//! of output lengths. It is averaged over about a minute without preemptions: an engine that
-//! preempts keeps its oldest requests, which have little left to generate.
+//! An engine has no such limit until it preempts. Then its KV cache is full, and each preempted
+//! request is computed again while the others wait. From then on the limit is `share x cache x
+//! (outstanding tokens of running requests / tokens in the cache)`, so that requests fill the cache
+//! to the share. The quotient in brackets is usually above 1, because running requests have not yet
+//! generated all of their tokens. The quotient is measured, so it also accounts for shared prefixes
+//! and for wrong estimates of output lengths. It is averaged over about a minute of looks without
+//! preemptions, because an engine that preempts keeps the oldest requests, which have little left
+//! to generate.
 //!
 //! The share begins at [`SHARE`], falls by [`STEP_DOWN`] with each look at which the engine
-//! preempts within the limit, and rises by [`STEP_UP`] while requests wait for the limit and the
-//! engine hardly preempts. A limit that nothing has needed for [`UNUSED`], or whose engine shows no
-//! page for [`STALE`], is dropped.
+//! preempts within the limit, and rises by [`STEP_UP`] with each look while the limit makes
+//! requests wait and the engine hardly preempts. A limit is dropped when it held nothing back for
+//! [`UNUSED`], or the engine shows no page for [`STALE`].
 //!
-//! Bounds: at least half of the KV caches, at most `limits::MAX_TOKENS`; none for an engine that
-//! does not show the size of the caches. Pure: a sample of the engine's page is a parameter.
+//! Bounds: at least half of the KV caches' tokens, at most `limits::MAX_TOKENS`. An engine that
+//! does not show the size of the caches gets no limit. Pure: a sample of the engine's page is a
+//! parameter.
 
 use std::time::Duration;
 
@@ -24,32 +26,37 @@ use sluice_gateway::pool::LearnedTokens;
 use crate::findings::LOOK;
 use crate::findings::facts::PageFacts;
 
-/// Preemptions within [`LOOK`] that show a full cache, and as a share of the running requests.
-/// Fewer are no harm.
+/// Preemptions within [`LOOK`] that show a full cache. Fewer are no harm.
 const PREEMPTED: f64 = 3.0;
+/// [`PREEMPTED`] as a share of the running requests; both must be reached.
 const PREEMPTED_SHARE: f64 = 0.1;
-/// The share of the cache to fill at first, and the bounds of the share.
+/// The share of the cache that requests should fill, at first.
 const SHARE: f64 = 0.88;
+/// Lower bound of the share.
 const SHARE_LEAST: f64 = 0.6;
+/// Upper bound of the share.
 const SHARE_MOST: f64 = 0.96;
-/// Steps of the share within [`LOOK`].
+/// Fall of the share at a look with preemptions.
 const STEP_DOWN: f64 = 0.02;
+/// Rise of the share within [`LOOK`].
 const STEP_UP: f64 = 0.005;
 /// The least limit, as a share of the tokens that fit the KV caches.
 const FLOOR: f64 = 0.5;
 /// The weight of one look in the average of the quotient.
 const WEIGHT: f64 = 0.2;
-/// The quotient before it was measured: answers have a few more tokens than the prompts.
+/// The quotient before it was measured. It fits requests whose answers have a few more tokens than
+/// the prompts.
 const UNMEASURED: f64 = 1.4;
-/// A cache of which a smaller share is in use says little about the quotient.
+/// A look at which a smaller share of the cache is in use says little about the quotient.
 const USED_LEAST: f64 = 0.5;
 /// Time without many preemptions before the share rises.
 const CALM: Duration = Duration::from_secs(25);
-/// The limit holds requests back from this share of it on.
+/// If this share of the limit is in use, the limit holds requests back.
 const NEAR: f64 = 0.9;
 /// A limit that held nothing back for this time is dropped.
 const UNUSED: Duration = Duration::from_hours(1);
-/// After this time without a page, the last one says nothing, and the limit is dropped.
+/// After this time without a metrics page, the last page says nothing about the engine, and the
+/// limit is dropped.
 pub const STALE: Duration = Duration::from_mins(5);
 
 /// One look at an engine.
@@ -67,7 +74,7 @@ pub struct KvSample {
     pub usage: f64,
     /// Tokens in the KV caches of all ranks.
     pub kv_tokens: Option<u64>,
-    /// Outstanding tokens of this gateway's requests there.
+    /// Outstanding tokens of this gateway's requests on the engine.
     pub outstanding: u64,
     /// Whether requests wait in the pool's queue.
     pub queued: bool,
@@ -86,11 +93,12 @@ impl KvSample {
 pub struct KvLimit {
     limit: Option<LearnedTokens>,
     last: Option<KvSample>,
-    /// Outstanding tokens of running requests for each token in the cache.
+    /// The quotient: outstanding tokens of running requests for each token in the cache.
     demand: Option<f64>,
     share: f64,
-    /// Since when the engine hardly preempts, and since when the limit holds nothing back.
+    /// Since when the engine hardly preempts.
     calm: Duration,
+    /// Since when the limit holds nothing back.
     unused: Duration,
 }
 
@@ -112,7 +120,7 @@ impl KvLimit {
         self.last.is_some_and(|last| now >= last.at + STALE) && self.limit.take().is_some()
     }
 
-    /// One look. Returns whether there is a limit now and was none, or the reverse.
+    /// Learns from one look. Returns whether a limit began or ended.
     pub fn look(&mut self, now: KvSample) -> bool {
         let had = self.limit.is_some();
         self.learn(now);
@@ -127,8 +135,8 @@ impl KvLimit {
         };
         let Some(kv_tokens) = now.kv_tokens.filter(|_| now.kv_tokens == last.kv_tokens && now.at < last.at + STALE)
         else {
-            // Another engine, other flags, or a gap whose preemptions say nothing about today's
-            // tokens.
+            // Another engine, other flags, or so long a gap that the preemptions in it say nothing
+            // about the present tokens.
             *self = begin_at(now.at);
             return;
         };
@@ -155,7 +163,7 @@ impl KvLimit {
                 *self = begin_at(now.at);
                 return;
             }
-            // Requests from before the last cut still run above the limit.
+            // Above the limit, requests from before the last cut still run, so the share stays.
             Some(_) if preempts && !is_above => self.share -= STEP_DOWN,
             Some(_) if now.at >= self.calm + CALM && is_near && now.queued => self.share += STEP_UP * looks,
             _ => {}
@@ -171,7 +179,7 @@ impl KvLimit {
     }
 
     fn measure(&mut self, now: &KvSample, kv_tokens: u64, looks: f64) {
-        // NaN counts as nothing.
+        // Comparisons with NaN are false, so NaN is ignored.
         let says_something = now.usage >= USED_LEAST && now.running >= 1.0 && now.outstanding > 0 && kv_tokens > 0;
         if !says_something {
             return;
@@ -191,14 +199,14 @@ mod tests {
 
     const KV: u64 = 100_000;
 
-    /// A full cache: 60 of 100 requests run.
+    /// A look at a full cache: 60 of 100 requests run.
     fn sample(look: u32, preemptions: f64, outstanding: u64) -> KvSample {
         let (at, kv_tokens) = (look * LOOK, Some(KV));
         let (running, waiting, usage, queued) = (60.0, 40.0, 1.0, true);
         KvSample { at, preemptions, running, waiting, usage, kv_tokens, outstanding, queued }
     }
 
-    /// A look without preemptions at 60 requests that run.
+    /// A look without further preemptions, at 60 running requests.
     fn calm(look: u32, usage: f64, outstanding: u64) -> KvSample {
         KvSample { usage, waiting: 0.0, ..sample(look, 520.0, outstanding) }
     }
@@ -212,13 +220,13 @@ mod tests {
         let mut limit = KvLimit::default();
         assert!(!limit.look(sample(0, 500.0, 200_000)), "the first look has nothing to compare");
         assert!(!limit.look(sample(1, 505.0, 200_000)) && limit.limit().is_none(), "five of sixty are no harm");
-        // The look before measured 200,000 x 0.6 / 100,000; a look with preemptions measures
-        // nothing. The burst is nearly over at this look.
+        // The look before measured a quotient of 200,000 x 0.6 / 100,000. A look with preemptions
+        // measures nothing. The burst is nearly over at this look.
         assert!(limit.look(sample(2, 520.0, 20_000)));
         let demand = UNMEASURED + WEIGHT * (1.2 - UNMEASURED);
         let first = LearnedTokens { tokens: (SHARE * demand * KV as f64) as u64, preempted: 15, outstanding: 200_000 };
         assert_eq!(limit.limit(), Some(first));
-        // What was admitted before ends first.
+        // Requests admitted before the limit must end first.
         assert!(!limit.look(sample(3, 560.0, 150_000)));
         assert_eq!(tokens(&limit), first.tokens);
         // 120,000 outstanding tokens fill only 60 % of the cache.

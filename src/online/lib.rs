@@ -1,4 +1,5 @@
-//! The online tuner: changes the gateway's limits and the engines' flags by how live requests fare.
+//! The online tuner: changes the gateway's limits and the engines' flags according to how live
+//! requests fare.
 //!
 //! | room | task |
 //! |---|---|

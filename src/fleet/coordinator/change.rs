@@ -1,4 +1,5 @@
-//! Planned changes: a restart with the same or other settings, one at a time in the whole fleet.
+//! Planned changes: restarts of engines with the same or other settings, one at a time in the whole
+//! fleet.
 //!
 //! Before a change begins, the new settings are checked, and other backends must be able to carry
 //! the engine's load ([`preflight`]). Then the engine's own task carries it out.
@@ -14,7 +15,7 @@ use crate::engine::lifecycle::{ChangeRefused, ChangeRequest, Keep, RestartBlocke
 use crate::engine::preflight;
 use sluice_config::{ArgValue, is_secret_arg};
 
-/// Why a restart does not begin. Then nothing has changed.
+/// Why a restart does not begin. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RestartError {
     /// The gateway does not run that engine.
@@ -23,13 +24,13 @@ pub enum RestartError {
          then enable it"
     )]
     NotManaged(String),
-    /// The settings cannot work.
+    /// The requested settings cannot work.
     #[error("these settings would not start: {0}")]
     InvalidSettings(#[from] EngineFailure),
     /// A secret would be shown with the settings and stored in the journal.
     #[error("{0} is a secret, which is set in the configuration only: args.{0} = \"env:NAME\", then reload")]
     Secret(String),
-    /// Another change, or too little room, prevents it.
+    /// Another change, or too little room on other backends, prevents the restart.
     #[error(transparent)]
     Blocked(#[from] RestartBlocked),
     /// The engine left the configuration, or the gateway stops.
@@ -57,22 +58,22 @@ impl From<ChangeRefused> for RestartError {
 pub struct RestartRequest {
     /// Flags to change; the others stay.
     pub set: BTreeMap<String, ArgValue>,
-    /// Discard earlier changes: start from the configuration.
+    /// Drop the flags of earlier changes, and start from the configuration.
     pub reset: bool,
-    /// Restart even if no other backend can serve the models: requests wait in the queue.
+    /// Restart even if no other backend can serve the models, so that requests wait in the queue.
     pub hold: bool,
     /// Cut requests that outlast the drain.
     pub cut: bool,
-    /// The tuner's part in it, if it is a change of the tuner.
+    /// Set if the tuner requests the restart.
     pub trial: Option<Trial>,
 }
 
 /// A restart that the tuner requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {
-    /// It may be taken back, until [`Fleet::end_trials`](super::Fleet::end_trials).
+    /// The change may be taken back, until [`Fleet::end_trials`](super::Fleet::end_trials).
     Begin,
-    /// It takes a change back: the flags have the values before the change, written or by default.
+    /// It takes a change back. The flags get the values from before; a default may be written out.
     Return,
 }
 
@@ -106,8 +107,8 @@ pub(super) async fn restart(
     change(registry, name, ChangeRequest { id: 0, to, cut: request.cut, hold: request.hold, keep }, None).await
 }
 
-/// The settings of the old engine that is kept asleep, if they are `to` apart from flags of `set`
-/// that have their defaults there.
+/// The settings of the old engine that is kept asleep, if they differ from `to` only in flags of
+/// `set` which have their defaults there. Otherwise `to`.
 fn kept_as(context: &EngineContext, set: &BTreeMap<String, ArgValue>, to: Setup) -> Setup {
     let kept = context.state.lock().lifecycle.kept.as_ref().map(|kept| kept.setup.clone());
     kept.filter(|kept| is_return_to(kept, set, &to)).unwrap_or(to)
@@ -138,7 +139,8 @@ pub(super) async fn change(
     if generation.is_some_and(|generation| registry.is_outdated(generation)) {
         return Err(RestartError::Outdated);
     }
-    // Shows now whether the journal can be written. If a later write fails, the change fails.
+    // If the journal cannot be written, this shows before the change. If a later write fails, the
+    // change fails.
     handle.context.write_journal().await.map_err(RestartError::NotSaved)?;
     let id = registry.next_change();
     let keep = request.keep.filter(|_| request.to != handle.context.setup() && may_keep(&handle.context));

@@ -1,10 +1,10 @@
-//! The table of engines: configured, managed, being stopped; and which engines block the start of
-//! another.
+//! The table of engines that are configured, managed or being stopped. It decides which engines
+//! block the start of another.
 //!
 //! Two engines must not share a device, port or name, but engines that are configured to share a
-//! device do not wait for each other. An engine that is being stopped blocks others until the end
-//! is confirmed, however long that takes. A running engine that is now configured elsewhere blocks
-//! the engine that takes its place, until the old one has moved.
+//! device do not wait for each other. An engine that is being stopped blocks others until its end
+//! is confirmed, however long that takes. A running engine whose place is now configured for
+//! another engine blocks that engine until it has moved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct ExternalBackend {
     pub backend: BackendId,
     /// The address.
     pub endpoint: Endpoint,
-    /// Whether it gets no new requests, because it is going away.
+    /// Whether the backend gets no new requests, because it is going away.
     pub cordoned: bool,
 }
 
@@ -76,7 +76,8 @@ impl StoppingEngine {
         }
     }
 
-    /// The device of a leftover is unknown, so it excludes every engine that does not already run.
+    /// Whether `spec` must wait for the end of this engine. The device of a leftover is unknown, so
+    /// it excludes every engine that does not already run.
     fn excludes(&self, spec: &EngineSpec) -> bool {
         match &self.context {
             Some(context) => context.spec().excludes(spec),
@@ -112,8 +113,8 @@ impl EngineTable {
         Some(RestartBlocked::MustMove(name.clone()))
     }
 
-    /// Whether a managed engine occupies the place of `spec`, and is itself configured elsewhere
-    /// now.
+    /// Whether a managed engine occupies the place of `spec` but is itself configured for another
+    /// place now.
     fn must_move_for(&self, name: &str, context: &EngineContext, spec: &EngineSpec) -> bool {
         let Some(next) = self.wanted.engine(name) else { return false };
         let moves = next.identity != context.identity && *spec.name != *name;
@@ -156,7 +157,7 @@ impl EngineTable {
         Some((host, rank))
     }
 
-    /// Every engine by name: managed, being stopped, or waiting for another engine.
+    /// Every engine by name, whether it is managed, being stopped, or waiting for another engine.
     pub(super) fn views(&self) -> Vec<EngineView> {
         let waiting = self.missing().filter_map(|spec| {
             let waits = Some(self.blocker(spec)?.to_string());

@@ -1,7 +1,7 @@
 //! The fleet: all engines that this gateway runs, and the interface to them for the rest of the
 //! gateway.
 //!
-//! It accepts configurations and commands; other parts of the coordinator carry them out.
+//! [`Fleet`] accepts configurations and commands; other parts of the coordinator carry them out.
 //! [`Fleet::views`] shows the state of each engine.
 
 use std::path::Path;
@@ -63,7 +63,7 @@ impl Fleet {
         self.registry.open_journal(folder)
     }
 
-    /// Whether another gateway has the engines: they were given away and not taken back.
+    /// Whether this gateway gave the engines to another gateway and did not take them back.
     pub fn is_given_away(&self) -> bool {
         self.registry.is_closed()
     }
@@ -91,8 +91,8 @@ impl Fleet {
         self.reconcile();
     }
 
-    /// Applies a configuration while another gateway runs the engines: to this one all backends are
-    /// external.
+    /// Applies a configuration while another gateway runs the engines. To this gateway, all
+    /// backends are then external.
     pub fn stand_by(&self, external: Vec<ExternalBackend>) {
         if !self.registry.is_closed() {
             self.registry.set_wanted(Vec::new(), external);
@@ -116,8 +116,8 @@ impl Fleet {
         change::restart(&self.registry, name, request).await
     }
 
-    /// Ends the trials of the tuner, except of engines (`pool/backend`) for which one is under way:
-    /// the old engines are not kept for a return any longer.
+    /// Ends the trials of the tuner, except on engines (`pool/backend`) for which `is_under_way`
+    /// holds. The old engines are then no longer kept for a return.
     pub fn end_trials(&self, is_under_way: impl Fn(&str) -> bool) {
         for (name, engine) in &self.registry.table().managed {
             if !is_under_way(name) {
@@ -126,7 +126,8 @@ impl Fleet {
         }
     }
 
-    /// Makes an engine on hold, or in backoff, start now. Does nothing for an external backend.
+    /// Makes an engine start now that is on hold or in backoff. Does nothing for an external
+    /// backend.
     ///
     /// # Errors
     /// The engine is being shut down.
@@ -137,22 +138,22 @@ impl Fleet {
         }
     }
 
-    /// Makes `wanted` engines of a pool run, or all of them (`None`). Others are drained and
-    /// stopped, if `may_stop`. One call takes one step: repeat it about once a second.
+    /// Makes `wanted` engines of a pool run, or all of them (`None`). If `may_stop`, surplus
+    /// engines are drained and stopped. One call takes one step, so repeat it about once a second.
     /// [`Fleet::views`] shows the result. If the engines are pods of a StatefulSet, returns the
-    /// fewest replicas that it may be set to.
+    /// fewest replicas to which the set may be reduced.
     pub async fn scale(&self, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
         scale::scale(&self.registry, pool, wanted, may_stop).await
     }
 
-    /// Lets the engines that share a device take turns. One call takes one step: repeat it several
-    /// times a second.
+    /// Lets the engines that share a device take turns. One call takes one step, so repeat it
+    /// several times a second.
     pub async fn take_turns(&self) {
         sharing::take_turns(&self.registry, self.begun).await;
     }
 
-    /// The state of every engine, by name: managed ones, ones being stopped, and ones that wait
-    /// until another has stopped.
+    /// The state of every engine, by name: engines that are managed, that are being stopped, or
+    /// that wait until another engine has stopped.
     pub fn views(&self) -> Vec<EngineView> {
         self.registry.table().views()
     }
@@ -161,20 +162,20 @@ impl Fleet {
     /// [`Driver::log_lines`](crate::driver::Driver::log_lines).
     ///
     /// # Errors
-    /// The gateway does not run the engine, or it is in a pod.
+    /// The gateway does not run the engine, or the engine is in a pod.
     pub fn log(&self, name: &str, after: Option<u64>, most: usize) -> Result<LogLines, LogError> {
         let context = self.registry.context(name).ok_or_else(|| LogError::NotManaged(name.to_owned()))?;
         context.driver().log_lines(after, most).ok_or_else(|| LogError::Elsewhere(name.to_owned()))
     }
 
-    /// The limits of a managed engine (`pool/backend`) for LoRA adapters, if known: how many it
-    /// keeps in host memory, and their rank.
+    /// The limits of a managed engine (`pool/backend`) for LoRA adapters, if known: how many
+    /// adapters the engine keeps in host memory, and the largest rank.
     pub fn adapter_limits(&self, name: &str) -> (Option<u64>, Option<u32>) {
         self.registry.table().adapter_limits(name).unwrap_or_default()
     }
 
-    /// Speeds up the current or next shutdown: engines are not drained, and those that run two
-    /// seconds after SIGTERM are killed.
+    /// Speeds up the current or next shutdown. Engines are not drained, and an engine that still
+    /// runs two seconds after SIGTERM is killed.
     pub fn shut_down_fast(&self) {
         self.registry.fast_shutdown.cancel();
     }
@@ -204,7 +205,7 @@ impl Fleet {
     /// [`Fleet::take_back`] undoes it.
     ///
     /// # Errors
-    /// An engine is being changed, or stopped for good; nothing has changed.
+    /// An engine is being changed, or stopped for good. Then nothing is given away.
     pub async fn release(&self) -> Result<(), EngineBusy> {
         hand_over::release(&self.registry).await?;
         self.reconciling.store(false, Ordering::Relaxed);
@@ -233,9 +234,9 @@ impl Fleet {
         Arc::clone(&self.registry.others)
     }
 
-    /// Lets go of all engines at once, since another gateway may lead. Every step ends where it is,
-    /// as if this process had been killed, and the journal is closed. [`Fleet::take_back`] undoes
-    /// it.
+    /// Lets go of all engines at once, since another gateway may lead. Each engine task ends within
+    /// a step, as if this process had been killed, and the journal is closed. [`Fleet::take_back`]
+    /// undoes it.
     pub async fn let_go(&self) {
         hand_over::let_go(&self.registry).await;
         self.reconciling.store(false, Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! Gives the engines to the new gateway in an upgrade.
 //!
-//! As after a crash, the next gateway needs only the journal. So the engine tasks end where they
-//! are, and the journal is unlocked when the last of them has ended. A planned change, or an engine
-//! that is being stopped for good, prevents the hand-over: two gateways would act on one engine. A
-//! gateway that loses the lead hands over in any case.
+//! As after a crash, the next gateway needs only the journal. So the engine tasks end in the middle
+//! of a step, and the journal is unlocked when the last task has ended. A planned change, or an
+//! engine that is being stopped for good, prevents the hand-over, because two gateways would act on
+//! one engine. A gateway that loses the lead hands over in any case.
 //!
 //! Bounds: [`TASKS_MAX`] for the tasks to end.
 
@@ -37,7 +37,7 @@ pub(super) async fn release(registry: &Registry) -> Result<(), EngineBusy> {
         if let Some((name, _)) = table.managed.iter().find(|(_, engine)| changes(engine)) {
             return Err(EngineBusy { backend: name.clone(), what: "changed" });
         }
-        // Under the lock of the table, so that no engine is started afterwards.
+        // Closed under the lock of the table, so that no engine is started afterwards.
         registry.close();
         std::mem::take(&mut table.managed)
     };

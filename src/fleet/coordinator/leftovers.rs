@@ -22,7 +22,7 @@ use crate::engine::lifecycle::Step;
 use sluice_config::{Launch, Words};
 use sluice_core::vllm::failure::FailureClass;
 
-/// Running engines of an earlier gateway, for a gateway without engines. This gateway does not stop
+/// Running engines of an earlier gateway, for a gateway without engines. That gateway does not stop
 /// them, because the folder may belong to another gateway.
 pub fn unattended(folder: &Path) -> Vec<String> {
     let records = Journal::read_last(folder).into_values().filter(|record| record.lifecycle.step.may_run());
@@ -36,7 +36,7 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
         let Some(journal) = registry.journal() else { return };
         {
             let mut table = registry.table();
-            // The engine's own task recovers it, even if the commands have changed.
+            // A configured engine is recovered by its own task, even if the commands have changed.
             let by_commands = matches!(record.trace, Some(EngineIdentity::Command));
             // A pod may not be discovered yet, and is never stopped.
             if matches!(record.trace, Some(EngineIdentity::Pod { .. })) {
@@ -63,7 +63,7 @@ pub(super) fn stop_leftovers(registry: &Arc<Registry>) {
     }
 }
 
-/// Returns when the engine is gone, the gateway stops, or only an operator can stop the engine.
+/// Stops the engine. Returns when it is gone, the gateway stops, or only an operator can stop it.
 async fn stop_until_gone(registry: &Registry, journal: &Arc<Mutex<Journal>>, record: &JournalLine) {
     let name = &record.backend;
     let engine = driver_of(name, journal.lock().folder());
@@ -104,7 +104,7 @@ async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<
             "a command started it, and its stop command is no longer configured; stop it where it runs",
         ));
     }
-    // After a failed stop the driver already controls the engine.
+    // After a failed stop, the driver already controls the engine.
     let mut present = engine.status().await != EngineStatus::Absent;
     if let Some(trace) = trace.filter(|_| !present) {
         present = engine.adopt(trace).await?;
@@ -118,7 +118,7 @@ async fn stop(engine: &ProcessDriver, trace: Option<&EngineIdentity>) -> Result<
             return Ok(stopped);
         }
         engine.stop(StopRules::default()).await?;
-        // An old engine may be left that sleeps next to this one.
+        // Another engine of this backend may be left, asleep.
         (stopped, present) = (Stopped::Running, false);
     }
 }

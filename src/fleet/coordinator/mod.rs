@@ -8,8 +8,8 @@
 //! Autoscaling sets how many engines of a pool run ([`scale`]). Engines that share a device take
 //! turns ([`sharing`]).
 //!
-//! All share one [`registry`] with the [table](engine_table) of engines. Bounds: one task per
-//! configured engine, and one per engine that is being stopped.
+//! All these parts share one [`registry`] with the [table](engine_table) of engines. Bounds: one
+//! task per configured engine, and one per engine that is being stopped.
 
 mod change;
 mod engine_table;

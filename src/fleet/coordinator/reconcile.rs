@@ -6,8 +6,8 @@
 //! - An engine that is no longer configured is stopped ([`stop`](super::stop)).
 //! - A configured engine without a task is started as soon as no other engine blocks it.
 //! - Engines that run with another configuration are changed, one at a time
-//!   ([`rollout`](super::rollout)). After a failure no more are changed until the next
-//!   configuration, except engines that moved to another address: their old address gets no
+//!   ([`rollout`](super::rollout)). After a failure no more engines are changed until the next
+//!   configuration, except engines that moved to another address, because the old address gets no
 //!   requests.
 //! - An external backend is open, unless an engine of the gateway still has its address.
 
@@ -26,7 +26,7 @@ use crate::engine::spec::EngineSpec;
 
 /// Pause between two looks while work is under way.
 const BUSY: Duration = Duration::from_millis(200);
-/// Pause between two looks otherwise: engines may change by themselves.
+/// Pause between two looks otherwise. Engines may change by themselves.
 const IDLE: Duration = Duration::from_secs(5);
 /// Pause before a rollout that must be repeated.
 const RETRY: Duration = Duration::from_secs(3);
@@ -62,8 +62,8 @@ pub(super) async fn reconcile(registry: Arc<Registry>) {
 struct Rollouts {
     generation: u64,
     failed: BTreeSet<String>,
-    /// Engines that were changed. If one is due again, it crashed early and went back to the old
-    /// settings.
+    /// Engines that were changed. If one is due for a change again, it crashed early and went back
+    /// to the old settings.
     done: BTreeSet<String>,
     under_way: Option<Turn>,
     /// The next rollout does not begin earlier.
@@ -78,7 +78,7 @@ struct Turn {
 }
 
 impl Rollouts {
-    /// After a newer configuration, results for the older one do not count. A rollout under way
+    /// If the configuration is newer, forgets the results for the older one. A rollout under way
     /// ends by itself.
     fn set_generation(&mut self, generation: u64) {
         if self.generation != generation {
@@ -101,7 +101,8 @@ impl Rollouts {
         if self.not_before.is_some_and(|moment| Instant::now() < moment) {
             return true;
         }
-        // Stopped engines go first: they serve with the new flags while others are replaced.
+        // Stopped engines are changed first, so that they can serve with the new flags while others
+        // are replaced.
         let serves =
             |spec: &&EngineSpec| registry.context(&spec.name).is_some_and(|context| !context.step().is_at_rest());
         let Some(next) = engines.iter().filter(|spec| self.is_due(registry, spec)).min_by_key(serves) else {

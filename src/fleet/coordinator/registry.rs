@@ -53,8 +53,8 @@ pub(super) struct Registry {
     pub(super) wake: Notify,
     /// Tasks that must end before the gateway does.
     pub(super) tasks: TaskTracker,
-    /// Held from the preflight of a change until it has begun, so that no two changes pass
-    /// together.
+    /// Held from the preflight of a change until the change has begun, so that no two changes pass
+    /// the preflight together.
     pub(super) change_lock: tokio::sync::Mutex<()>,
     next_change: AtomicU64,
     pub(super) fast_shutdown: CancellationToken,
@@ -167,8 +167,8 @@ impl Registry {
         self.closing.store(false, Ordering::Relaxed);
     }
 
-    /// Whether running engines, with requests on them, came from an upgraded gateway, an earlier
-    /// leader or this gateway itself.
+    /// Whether engines that run now, with requests on them, may come from an upgraded gateway, an
+    /// earlier leader or this gateway itself.
     pub(super) fn is_handed_over(&self) -> bool {
         self.took_back.load(Ordering::Relaxed) || self.beside.lock().is_some() || self.lead.is_elected()
     }
@@ -194,7 +194,7 @@ impl Registry {
         *self.beside.lock() = until;
     }
 
-    /// Returns when no other gateway has requests on the engines, or this one stops.
+    /// Returns when no other gateway has requests on the engines, or this gateway stops.
     pub(super) async fn until_alone(&self) {
         while !self.is_closing() && self.beside.lock().is_some_and(|until| Instant::now() < until) {
             sleep(BESIDE_LOOK).await;
@@ -206,7 +206,7 @@ impl Registry {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Whether this gateway must not act on engines: it stops, or another may lead.
+    /// Whether this gateway must not act on engines, because it stops or another gateway may lead.
     pub(super) fn is_closing(&self) -> bool {
         self.is_closed() || !self.lead.is_held()
     }
@@ -261,15 +261,17 @@ impl Registry {
             let Some(engine) = table.managed.get(&*spec.name) else { continue };
             let context = &engine.handle.context;
             context.state.lock().lifecycle.unblock();
-            // An engine with another program is replaced; until then the old description stays.
+            // An engine that gets another program is replaced. Until then the old description
+            // stays.
             if context.identity == spec.identity {
                 context.describe(spec.clone());
             }
         }
     }
 
-    /// Starts the task of an engine, as the configuration in force describes it. Returns the
-    /// blocker, if there is one. Does nothing for an engine that has a task or is not configured.
+    /// Starts the task of an engine, as the configuration in force describes it. If another engine
+    /// blocks the start, returns the reason instead. Does nothing for an engine that has a task or
+    /// is not configured.
     pub(super) fn start_engine(&self, name: &str) -> Option<RestartBlocked> {
         let Some(journal) = self.journal() else {
             tracing::error!(backend = name, "not started: the journal is not open");
@@ -302,7 +304,7 @@ impl Registry {
         for spec in &table.wanted.engines {
             let managed = table.managed.get(&*spec.name);
             if managed.is_none_or(|engine| engine.handle.context.spec().backend != spec.backend) {
-                // Set before the prober can find another server on that port.
+                // The cordon is set before the prober can find another server on that port.
                 self.admission.set_cordon(spec.backend, Cordon::Starting);
             }
         }

@@ -2,9 +2,8 @@
 //!
 //! If only flags differ, the engine is restarted as by `sluice backend restart`, with the same
 //! checks. Another program, device or environment needs another driver: a new engine replaces the
-//! old one. Both wait until other backends can carry the load; the engine's status shows the
-//! reason. When a newer configuration is applied, the rollout ends early and leaves nothing half
-//! done.
+//! old one. Both wait until other backends can carry the load, and the engine's status shows why.
+//! When a newer configuration is applied, the rollout ends early and leaves nothing half done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +79,7 @@ impl Rollout<'_> {
 
     async fn change_flags(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
         let id = loop {
-            // An operator may have made this change.
+            // An operator may have made this change already.
             let step = context.step();
             if context.heads_for(&spec.configured) && (step.in_rotation() || step.is_at_rest()) {
                 return Ok(());
@@ -111,7 +110,7 @@ impl Rollout<'_> {
         }
     }
 
-    /// Stops the engine and waits until the new one serves.
+    /// Stops the old engine and waits until the new one serves.
     async fn replace(&self, context: &EngineContext, spec: &EngineSpec) -> Result<(), RolloutError> {
         // The old engine still runs while the new settings are checked.
         let driver = (self.registry.maker)(spec);
@@ -151,7 +150,8 @@ impl Rollout<'_> {
         }
     }
 
-    /// Returns when the engine has no requests and can be replaced, or does not serve anyway.
+    /// Returns when the engine has no requests and can be replaced; `None` at once if it does not
+    /// serve.
     async fn withdraw_when_possible(&self, context: &EngineContext) -> Result<Option<Replacing<'_>>, RolloutError> {
         loop {
             match context.step() {
@@ -160,7 +160,7 @@ impl Rollout<'_> {
                     Err(NotWithdrawn::Blocked(blocked)) => show_blocked(context, blocked),
                     Err(NotWithdrawn::Outdated) => return Err(RolloutError::Outdated),
                 },
-                // The engine has requests, or soon will.
+                // The engine has requests, or will soon have some.
                 step @ (Step::Ramp | Step::Drain) => show_blocked(context, RestartBlocked::Busy(step)),
                 _ => return Ok(None),
             }
@@ -175,7 +175,7 @@ impl Rollout<'_> {
             let _one_at_a_time = self.registry.change_lock.lock().await;
             ensure_no_change(self.registry, Some(&context.spec().name))?;
             self.check_replacement(context).await?;
-            // Under the lock, so that no other change counts on this engine.
+            // Withdrawn under the lock, so that no other change counts on this engine.
             context.state.lock().lifecycle.withdraw();
             context.set_cordon(Cordon::Draining);
             self.registry.replace(&context.spec().name)
@@ -193,8 +193,8 @@ impl Rollout<'_> {
         withdrawn.map(|()| replacing)
     }
 
-    /// Checks that other backends can serve the requests. If another engine waits for this engine's
-    /// device, nothing is checked, and requests wait in the queue.
+    /// Checks that other backends can serve the requests. Nothing is checked if another engine
+    /// waits for this engine's device. Requests may then wait in the queue.
     async fn check_replacement(&self, context: &EngineContext) -> Result<(), RestartBlocked> {
         if self.registry.table().is_awaited(context) {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Makes as many engines of a pool run as autoscaling wants.
 //!
-//! Called once a second. Engines that serve or soon will are available:
+//! Called once a second. Engines that serve or will soon serve are available:
 //!
 //! | available | action |
 //! |---|---|
@@ -8,13 +8,14 @@
 //! | too many not yet serving | the last of them are stopped |
 //! | too many serving | the last is drained and stopped, if the others have room ([`preflight`]) |
 //!
-//! Of a StatefulSet, the pods with the highest numbers go first, in any state, as the set removes
-//! them. They are drained here; then the caller lowers the replicas.
+//! Of a StatefulSet, the pods with the highest numbers go first, in any state, because the set
+//! removes these pods. They are drained here, and then the caller lowers the replicas.
 //!
 //! An engine that an operator drained, that waits for an operator (`Hold`), or that is in backoff
-//! is not available. One in backoff is stopped when enough others are. While a rollout waits for
-//! room, one more listed engine is wanted; a StatefulSet gets no further pod. An engine whose drain
-//! exceeds `fleet.drain` serves on, and another is tried after that time.
+//! is not available. An engine in backoff is stopped when enough others are available. While a
+//! rollout waits for room, one more engine is wanted, but a StatefulSet gets no further pod. An
+//! engine whose drain takes longer than `fleet.drain` serves on. After the same time again, another
+//! engine is tried.
 //!
 //! [`preflight`]: crate::engine::preflight
 
@@ -42,11 +43,11 @@ const RETRY: Duration = Duration::from_secs(3);
 enum Standing {
     /// In rotation.
     Serves,
-    /// Will serve without help; `stoppable`: may be stopped before that.
+    /// Will serve without an operator; `stoppable`: may be stopped before that.
     Comes { stoppable: bool },
     /// Waits for the next attempt after a failure.
     BacksOff,
-    /// Is being drained or stopped for a rest.
+    /// Is being drained or stopped, because fewer are wanted.
     Leaves,
     /// Stopped, because fewer are wanted.
     Rests,
@@ -133,8 +134,9 @@ fn lacks_room(context: &EngineContext) -> bool {
     matches!(context.state.lock().lifecycle.blocked, Some(RestartBlocked::Irreplaceable(_)))
 }
 
-/// One step for a pool. `None`: all engines should run. `may_stop`: serving engines may be stopped
-/// now. Returns the fewest replicas that the StatefulSet, if any, may be set to.
+/// Takes one step for a pool. `wanted` `None`: all engines should run. `may_stop`: serving engines
+/// may be stopped now. Returns the fewest replicas to which the StatefulSet, if any, may be
+/// reduced.
 pub(super) async fn scale(registry: &Registry, pool: &str, wanted: Option<u32>, may_stop: bool) -> u32 {
     let mut engines = registry.engines_of(pool);
     // Engines that share a device take turns, however many are wanted.
@@ -190,7 +192,7 @@ async fn carry_out(registry: &Registry, pool: &str, engines: &[EngineHandle], wa
     }
 }
 
-/// Begins to stop one engine. With `carried`, only if the others can carry the load.
+/// Begins to stop one engine. With `carried`, only if other backends can carry the load.
 async fn rest_one(registry: &Registry, engine: &EngineHandle, carried: bool) -> Result<(), ChangeRefused> {
     let context = &engine.context;
     let _one_at_a_time = registry.change_lock.lock().await;

@@ -1,8 +1,8 @@
 //! Carries out the turns of engines that share a device ([`turns`](super::turns)).
 //!
-//! Called several times a second. Demand comes from the queues: a request waits for the engine of a
-//! pool if no backend of the pool is in rotation. An engine that an operator drained, or another
-//! change of engines, makes a turn wait. Bounds: the configured engines.
+//! Called several times a second. Demand comes from the queues. A waiting request waits for the
+//! sharing engines of a pool if no backend of the pool is in rotation. An engine that an operator
+//! drained, or another change of engines, delays a turn. Bounds: the configured engines.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -29,8 +29,8 @@ pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Optio
             return false;
         }
         let Some(engine) = table.managed.remove(name) else { return false };
-        // Set now, before a preflight counts on the engine. Requests that wait for this backend may
-        // keep waiting.
+        // The cordon is set now, before a preflight counts on the engine. Requests that wait for
+        // this backend may keep waiting.
         engine.handle.context.set_cordon(Cordon::Draining);
         engine.leave.cancel();
         table.stopping.push(StoppingEngine::managed(&engine.handle.context));
@@ -48,7 +48,8 @@ pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Optio
     true
 }
 
-/// After the end of the engine task: returns when the engine is gone, or the gateway stops.
+/// Repeats the stop after the end of the engine task. Returns when the engine is gone, or the
+/// gateway stops.
 async fn retry_until_stopped(registry: &Registry, context: &Arc<EngineContext>) {
     let name = context.spec().name.clone();
     while context.step() != Step::Off && !registry.is_closing() {

@@ -3,7 +3,8 @@
 //! | situation | decision |
 //! |---|---|
 //! | no engine holds the device | wake the engine with the oldest waiting request |
-//! | one is awake, requests wait for another | it rests, after [`Turn::decide`]'s `stay` |
+//! | one is awake, requests wait for another | it rests once it was awake for `stay`
+//! ([`Turn::decide`]) |
 //! | one starts, wakes or falls asleep | wait |
 //! | one is drained | wait; it serves on if no request waits for another one any more |
 //! | one waits for a restart after a failure, requests wait for another | it rests at once |
@@ -11,9 +12,9 @@
 //!
 //! No request starves: the engine that had the last turn gets the next one only if no requests wait
 //! for another engine, however long its own queue is. Among the others the oldest request decides.
-//! A drain has no time limit, and the engine takes no request meanwhile: so a request waits at most
-//! for the longest request that runs, and not for later ones. Time is a parameter. Bound: one
-//! engine and one moment for each shared device.
+//! A drain has no time limit, but a draining engine takes no new request. So a waiting request
+//! waits for the longest running request of that engine, not for later ones. Time is a parameter.
+//! Bound: one engine and one moment for each shared device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,7 +69,7 @@ pub(super) enum Order<K> {
 pub(super) struct Turn<K> {
     /// The engine that has the device, or had it last.
     holder: Option<K>,
-    /// Since when it has been awake.
+    /// Since when the holder has been awake.
     since: Duration,
 }
 
@@ -79,8 +80,8 @@ impl<K> Default for Turn<K> {
 }
 
 impl<K: Clone + PartialEq> Turn<K> {
-    /// The next order at the time `now`. `stay`: how long an engine is awake at least. The order
-    /// may be refused; the next call gives it again.
+    /// The next order at the time `now`. `stay`: how long an engine is awake at least. If the order
+    /// is refused, the next call gives it again.
     pub(super) fn decide(&mut self, sharers: &[Sharer<K>], now: Duration, stay: Duration) -> Option<Order<K>> {
         let holders: Vec<&Sharer<K>> = sharers.iter().filter(|sharer| sharer.hold.is_held()).collect();
         let [holder] = holders[..] else {
@@ -89,7 +90,8 @@ impl<K: Clone + PartialEq> Turn<K> {
                 false => self.surplus(&holders).map(Order::Rest),
             };
         };
-        // An engine that could not leave begins a turn anew: its requests wait while it leaves.
+        // An engine that could not leave begins a new turn, because its requests waited while it
+        // tried to leave.
         let begins = matches!(holder.hold, Hold::Coming | Hold::Draining | Hold::Leaving);
         if self.holder.as_ref() != Some(&holder.name) || begins {
             (self.holder, self.since) = (Some(holder.name.clone()), now);
@@ -106,14 +108,15 @@ impl<K: Clone + PartialEq> Turn<K> {
         }
     }
 
-    /// The sleeping engine to wake: the one with the oldest request, the last holder last.
+    /// The sleeping engine to wake: the one with the oldest waiting request. The last holder comes
+    /// after the others.
     fn successor<'s>(&self, sharers: &'s [Sharer<K>]) -> Option<&'s Sharer<K>> {
         let waiting = sharers.iter().filter(|sharer| sharer.hold == Hold::Asleep && sharer.waits_since.is_some());
         waiting.min_by_key(|sharer| (self.holder.as_ref() == Some(&sharer.name), sharer.waits_since))
     }
 
-    /// One of several engines that hold the device, to rest. The holder stays, or else the first
-    /// engine that serves.
+    /// Of several engines that hold the device, one that must rest. The holder stays, or else the
+    /// first engine that serves.
     fn surplus(&self, holders: &[&Sharer<K>]) -> Option<K> {
         let stays = |sharer: &&&Sharer<K>| {
             let rank = [Hold::Awake, Hold::Coming].iter().position(|hold| *hold == sharer.hold);

@@ -72,13 +72,13 @@ pub(crate) enum CallError {
     /// Another field manager owns a field, or the object has changed.
     #[error("{0}")]
     Conflict(String),
-    /// Other pods must change first.
+    /// Other pods of the StatefulSet must change first.
     #[error("{0}")]
     TooEarly(String),
-    /// The platform does not want such a pod.
+    /// The StatefulSet was scaled below this pod.
     #[error("{0}")]
     Unwanted(String),
-    /// All others.
+    /// Any other failure.
     #[error("{0}")]
     Other(String),
 }
@@ -101,7 +101,7 @@ impl CallError {
     }
 }
 
-/// The innermost error, which names the cause.
+/// The text of the innermost error, which names the cause.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
@@ -118,7 +118,7 @@ pub async fn give_gate(query: &PodQuery, job: &Job) -> Result<(), String> {
     let api: Api<Pod> = api(query.namespace.as_deref()).await?;
     let now = format!("{:.0}", jiff::Timestamp::now());
     let condition = json!({ "type": GATE, "status": "True", "reason": "WarmedUp", "lastTransitionTime": now });
-    // Because of the uid, another pod of this name is refused.
+    // The uid makes the API server refuse another pod of this name.
     let patch = json!({ "metadata": { "uid": job.uid }, "status": { "conditions": [condition] } });
     let (params, patch) = (PatchParams::default(), Patch::Strategic(patch));
     match call("patch pods/status", api.patch_status(&job.name, &params, &patch)).await {

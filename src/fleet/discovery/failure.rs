@@ -1,5 +1,5 @@
-//! Why a pod does not come up, or why the engine ended: the pod's status in the classes of all
-//! engines.
+//! Finds in a pod's status why the pod does not come up or why the engine in it ended. The failures
+//! have the classes of all engines.
 //!
 //! The last lines of an ended container (`terminationMessagePolicy: FallbackToLogsOnError`, as in
 //! the chart) are diagnosed like a process's log. Messages of the platform are cut to
@@ -24,7 +24,7 @@ pub(crate) fn failure(pod: &Pod, container: &str) -> Option<EngineFailure> {
         let why = short(scheduled.message.as_deref().or(scheduled.reason.as_deref()));
         return Some(EngineFailure::new(FailureClass::Unschedulable, why));
     }
-    // Evicted, preempted, out of ephemeral storage.
+    // The pod was evicted or preempted, or is out of ephemeral storage.
     if status.phase.as_deref() == Some("Failed")
         && let Some(reason) = &status.reason
     {
@@ -89,7 +89,7 @@ fn of_end(status: &ContainerStatus, ended: &ContainerStateTerminated) -> EngineF
         return EngineFailure::of(diagnosis, Some(exit), StartPhase::Launching);
     }
     let lines: Vec<&str> = ended.message.as_deref().unwrap_or_default().lines().collect();
-    // How far the start had come is unknown.
+    // The phase that the start had reached is unknown.
     let mut diagnosis = diagnose(&lines, Some(exit), StartPhase::Launching);
     let said = diagnosis.cause.take().map(|cause| format!(": {cause}")).unwrap_or_default();
     diagnosis.cause = Some(format!("container {} ended with {exit}{again}{said}", status.name));

@@ -7,12 +7,12 @@
 //!
 //! A new pod is warm without warm-up if our gate is set, or if it has no such gate and was ready
 //! when the gateway began. A pod enters when it is warm and all containers are ready. The `Ready`
-//! condition does not count: it waits for our gate, and turns false for a lost node, although the
-//! containers may run. The gateway's probes judge these. A pod with a `deletionTimestamp` gets no
-//! new requests, seconds before it turns unready.
+//! condition does not count, because it waits for our gate, and turns false for a lost node
+//! although the containers may run. The gateway's probes judge the containers. A pod with a
+//! `deletionTimestamp` gets no new requests. That is seconds before it turns unready.
 //!
-//! With a driver (`statefulset`) every pod with an address is a backend, and the engine's life
-//! cycle decides.
+//! With a driver (`statefulset`), every pod with an address is a backend, and the engine's life
+//! cycle decides whether it gets requests.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ use sluice_config::FoundPod;
 #[derive(Debug, Default)]
 pub struct Members {
     pods: BTreeMap<String, Member>,
-    /// Whether all pods were listed once: later pods are new.
+    /// Whether all pods were listed once, so that later pods are new.
     began: bool,
     /// Whether a driver restarts the engines.
     managed: bool,
@@ -33,7 +33,7 @@ pub struct Members {
 struct Member {
     pod: SeenPod,
     warmth: Warmth,
-    /// Whether it was a backend, so requests may run there.
+    /// Whether the pod was a backend, so that requests may run there.
     was_in: bool,
     /// Why our gate could not be set.
     gate_trouble: Option<String>,
@@ -71,13 +71,13 @@ impl Members {
     }
 
     /// Records the pods seen last. `is_coming`: whether the driver of a missing pod waits for the
-    /// next one.
+    /// next pod of this name.
     pub fn see(&mut self, seen: &Seen, is_coming: impl Fn(&str) -> bool) {
         let managed = self.managed;
         self.pods.retain(|name, member| {
             let is_there = seen.pods.contains_key(name);
             if !is_there {
-                // The backend remains, without requests.
+                // The backend remains, but gets no requests.
                 member.pod = SeenPod { ip: member.pod.ip.take(), leaving: true, ..SeenPod::default() };
             }
             is_there || managed && is_coming(name)
@@ -159,7 +159,7 @@ impl Members {
         };
         member.gate_trouble = gate.err();
         if member.gate_trouble.is_none() && job.gate && member.warmth == Warmth::Warm {
-            // The watch will show the same.
+            // Set now; the watch will later show the same.
             member.pod.gate = Gate::Given;
         }
         member.was_in |= !self.managed && member.is_open();

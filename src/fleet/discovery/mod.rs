@@ -3,8 +3,8 @@
 //! [`follow`] watches the pods of one pool and publishes them. From that [`Members`] decides,
 //! without clock and I/O, which pods are backends, which must be warmed up, and which get no new
 //! requests. While the API server is away nothing changes: the last state stays in force, and
-//! [`Seen::trouble`] gives the reason. `failure` puts the failures of pods into the classes of all
-//! engines. Code that needs the client is behind the cargo feature `kubernetes`.
+//! [`Seen::trouble`] gives the reason. `failure` classifies the failures of pods like other
+//! engines' failures. Code that needs the client is behind the cargo feature `kubernetes`.
 //!
 //! Bounds: [`MAX_PODS`] per pool; a watch is renewed every minute, and restarted after up to 30 s.
 
@@ -59,7 +59,7 @@ pub struct PodQuery {
 pub struct Seen {
     /// The pods, by name.
     pub pods: BTreeMap<String, SeenPod>,
-    /// Whether all pods were listed once.
+    /// Whether all pods were listed once since the gateway began.
     pub complete: bool,
     /// Why changes are not seen now, and the remedy.
     pub trouble: Option<String>,
@@ -78,9 +78,9 @@ pub struct SeenPod {
     pub ready: bool,
     /// Our readiness gate.
     pub gate: Gate,
-    /// Whether it is being deleted.
+    /// Whether the pod is being deleted.
     pub leaving: bool,
-    /// Why it does not come up, or why the engine last ended.
+    /// Why the pod does not come up, or why the engine in it last ended.
     pub failure: Option<EngineFailure>,
 }
 
@@ -117,7 +117,7 @@ pub struct PodView {
     pub name: String,
     /// `not_ready`, `cold`, `warming_up`, `in_use`, `cordoned`, `leaving` or `managed`.
     pub state: String,
-    /// Why, if known.
+    /// Why the pod is in this state, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }

@@ -1,5 +1,5 @@
 //! A ConfigMap and a Lease that several gateways share. A gateway replaces the whole object, and
-//! only if it has not changed since that gateway read it.
+//! only if the object has not changed since this gateway read it.
 //!
 //! A write gives the `resourceVersion` that it replaces. Reads give none, so that the API server
 //! returns the latest stored state. Bounds: callers limit the time; a ConfigMap holds 1 MiB.
@@ -42,7 +42,7 @@ pub async fn read_object(namespace: Option<&str>, name: &str) -> Result<Option<(
     Ok(Some((text, version)))
 }
 
-/// Replaces the object at the version `over`; without it, creates the object.
+/// Replaces the object if it has the version `over`. Without `over`, creates the object.
 pub async fn write_object(namespace: Option<&str>, name: &str, text: String, over: Option<&str>) -> ObjectWritten {
     let objects = match api(namespace).await {
         Ok(objects) => objects,
@@ -68,7 +68,8 @@ async fn lease_of(leases: &Api<Lease>, name: &str) -> Result<Option<(Vec<u8>, St
     Ok(Some((spec, lease.metadata.resource_version.unwrap_or_default())))
 }
 
-/// Replaces the `spec` of the Lease at the version `over`; without it, creates the Lease.
+/// Replaces the `spec` of the Lease if it has the version `over`. Without `over`, creates the
+/// Lease.
 pub async fn write_lease(namespace: Option<&str>, name: &str, spec: &[u8], over: Option<&str>) -> ObjectWritten {
     match api(namespace).await {
         Ok(leases) => put_lease(&leases, name, spec, over).await,

@@ -1,7 +1,7 @@
 //! Follows the pods of one pool.
 //!
-//! Known pods stay while the API server is away: only a complete new list, or the deletion of a
-//! pod, removes pods.
+//! Known pods stay while the API server is away, because only a complete new list, or the deletion
+//! of a pod, removes pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -5,16 +5,16 @@
 //!   -d`, `systemctl start`.
 //! - `stop` stops the engine and exits with 0 when it is stopped.
 //! - `status` (optional) exits with 0 while the engine runs, else with any other status. It may
-//!   fail for other reasons (ssh, a daemon that restarts). So the engine counts as ended after
-//!   [`ENDED_READINGS`] failures in a row, [`STATUS_INTERVAL`] apart.
+//!   also fail for other reasons (ssh, a daemon that restarts). So the engine counts as ended only
+//!   after [`ENDED_READINGS`] failures in a row, [`STATUS_INTERVAL`] apart.
 //!
 //! `{args}` as a word becomes the flags, one word each; within a word it becomes the flags quoted
 //! for a shell, as `ssh HOST "vllm-up {args}"` needs. Every command also gets `SLUICE_BACKEND`,
 //! `SLUICE_ARGS` (quoted for a shell) and `SLUICE_ARGS_JSON`.
 //!
-//! Bounds: `control.timeout`, then the process group is killed. The output file is cut to half of
-//! [`OUTPUT_MAX`] when it is larger, while a command or the engine runs; that is checked every
-//! [`OUTPUT_CHECK`] or [`STATUS_INTERVAL`].
+//! Bounds: a command takes at most `control.timeout`; then the process group is killed. An output
+//! file larger than [`OUTPUT_MAX`] is cut to half of that. The size is checked every
+//! [`OUTPUT_CHECK`] while a command runs, and every [`STATUS_INTERVAL`] while the engine runs.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -72,8 +72,8 @@ pub struct CommandDriver {
     status_interval: Duration,
     /// Whether the engine was started or adopted, and not stopped.
     up: Mutex<bool>,
-    /// Daemons that `start` left behind. When their parent ended they became our children, so we
-    /// must reap them.
+    /// Daemons that `start` left behind. They became children of the gateway when their parent
+    /// ended, so the gateway must reap them.
     daemons: parking_lot::Mutex<HashSet<ProcessId>>,
 }
 
@@ -91,7 +91,7 @@ impl CommandDriver {
             engine,
             redactor: Redactor::of_commands(&commands),
             commands,
-            // Output that is already in the file is an earlier gateway's.
+            // Output that is already in the file comes from an earlier gateway.
             start_offset: AtomicU64::new(length(&output)),
             output,
             status_interval: STATUS_INTERVAL,
@@ -100,8 +100,8 @@ impl CommandDriver {
         }
     }
 
-    /// Runs one command to the end. Output goes to a file, because a daemon would hold a pipe open
-    /// forever.
+    /// Runs one command to the end. The output goes to a file, because a daemon would hold a pipe
+    /// open forever.
     async fn run(
         &self,
         purpose: &str,
@@ -234,8 +234,8 @@ impl CommandDriver {
     }
 
     /// At most `most` whole lines from byte `after` on, or the last lines without `after`, and the
-    /// offset at which the lines end. Reads at most [`OUTPUT_MAX`] bytes, from the beginning if the
-    /// file was cut below `after`.
+    /// offset at which the lines end. Reads at most [`OUTPUT_MAX`] bytes, and from the beginning if
+    /// the file is now shorter than `after`.
     fn whole_lines(&self, after: Option<u64>, most: usize) -> (Vec<String>, u64) {
         let read = self.read_from(|length| {
             let last = length.saturating_sub(OUTPUT_MAX as u64);
@@ -259,7 +259,8 @@ impl CommandDriver {
         format!("command#{}#{}", std::process::id(), self.name)
     }
 
-    /// Reaps ended daemons of `start`: this process reaps orphans, so they became its children.
+    /// Reaps ended daemons of `start`, which became children of this process because it reaps
+    /// orphans.
     fn reap_daemons(&self) {
         let own = table::own_pid();
         let mark = self.mark();
@@ -388,7 +389,7 @@ impl Driver for CommandDriver {
         let mut ended_readings = 0;
         loop {
             sleep(self.status_interval).await;
-            // The engine may write to the file, too.
+            // The engine may also write to the file.
             let _ = self.bound_output();
             ended_readings = match self.status().await {
                 EngineStatus::Ended(exit) if ended_readings + 1 >= ENDED_READINGS => return exit,

@@ -1,7 +1,7 @@
 //! The driver of an external engine: the gateway has only its URL, so it can drain and probe it.
 //!
-//! With this driver, the supervision needs no second kind of backend: commands are refused, and a
-//! state that cannot be determined is reported as unknown.
+//! With this driver, the supervision needs no second kind of backend. The driver refuses commands,
+//! and reports a state that it cannot determine as unknown.
 
 use async_trait::async_trait;
 

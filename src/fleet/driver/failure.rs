@@ -25,9 +25,9 @@ impl fmt::Display for Notice {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{class}: {}{advice}", cause.as_deref().map(|cause| format!("{cause}; ")).unwrap_or_default())]
 pub struct EngineFailure {
-    /// The class; it decides the advice.
+    /// The class, which decides the advice.
     pub class: FailureClass,
-    /// The reason in the log, or an observation.
+    /// The reason from the log, or an observation of the gateway.
     pub cause: Option<String>,
     /// The remedy for the operator.
     pub advice: String,
@@ -48,7 +48,6 @@ impl EngineFailure {
     /// The program in the key `key` is missing: `word`, the first word of the command. `problem`:
     /// such as "no such program".
     pub(crate) fn program_missing(key: &str, word: &str, problem: &str) -> Self {
-        // A word with a slash is a path.
         let search = if word.contains('/') { "" } else { "; the gateway searches for a name without a slash in PATH" };
         let advice = format!("install the program, or correct {key}{search}");
         Self { advice, ..Self::new(FailureClass::ProgramMissing, format!("{word}: {problem}")) }
@@ -60,7 +59,8 @@ impl EngineFailure {
         Self { class, cause, advice, suggestion, exit, phase }
     }
 
-    /// Joins failures; class and advice are the first one's. `None` without failures.
+    /// Joins failures into one, with the class and the advice of the first. `None` without
+    /// failures.
     pub(crate) fn joined(failures: Vec<Self>) -> Option<Self> {
         let mut failures = failures.into_iter();
         let mut first = failures.next()?;

@@ -23,7 +23,7 @@ pub enum EngineIdentity {
         /// not be read.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         baseline: Option<Vec<(u16, u64)>>,
-        /// The port on which it listens; absent in journals of earlier versions.
+        /// The port on which the engine listens; absent in journals of earlier versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         port: Option<u16>,
     },
@@ -33,7 +33,7 @@ pub enum EngineIdentity {
     Pod {
         /// The uid of the pod.
         uid: String,
-        /// Restarts of the container when it was started or adopted.
+        /// Restarts of the container when the engine was started or adopted.
         restarts: i32,
     },
     /// An engine that the gateway does not start.

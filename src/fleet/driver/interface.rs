@@ -44,7 +44,7 @@ pub enum EngineStatus {
     Running,
     /// The engine ended by itself and was not cleaned up by a stop.
     Ended(Exit),
-    /// Unknown here.
+    /// The driver cannot find out the state.
     Unknown,
 }
 
@@ -71,7 +71,7 @@ pub struct StopRules {
     /// From the end of the last process until the engine's port is free, or held by a known
     /// process.
     pub port: Duration,
-    /// From then on, until the device's memory is free.
+    /// From the end of `port` until the device's memory is free.
     pub memory: Duration,
 }
 
@@ -89,14 +89,15 @@ impl Default for StopRules {
 /// The result of a stop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stopped {
-    /// How the leader ended; `None` if there was none or its end was not observed.
+    /// How the leader ended; `None` if there was no leader, or the end of the leader was not
+    /// observed.
     pub exit: Option<Exit>,
     /// Whether SIGKILL was needed.
     pub forced: bool,
     /// Processes that outlived their leader and were killed.
     pub orphans: u32,
     /// Whether the device's memory is free; `None` if unknown. `false` without an error: another
-    /// process may hold the memory, or an earlier stop reported it.
+    /// process may hold the memory, or an earlier stop already failed because of it.
     pub memory_back: Option<bool>,
 }
 
@@ -105,9 +106,9 @@ pub struct Stopped {
 pub enum AdapterRank {
     /// Adapters up to this rank.
     UpTo(i64),
-    /// No adapters: the reason and the remedy.
+    /// No adapters can be loaded: the reason and the remedy.
     None(String),
-    /// Unknown here.
+    /// The driver cannot find out the rank.
     Unknown,
 }
 
@@ -117,8 +118,8 @@ pub enum AdapterRank {
 pub struct LogLines {
     /// Oldest first.
     pub lines: Vec<String>,
-    /// The `after` with which the next call continues the log. It grows over all starts of the
-    /// engine under one gateway.
+    /// The `after` with which the next call continues the log. The number grows over all starts of
+    /// the engine while the gateway runs.
     pub next: u64,
     /// A remark if this is not the engine's own log.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,7 +136,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// that do not prevent a start.
     ///
     /// # Errors
-    /// Wrong settings, or settings that cannot be applied (`managed_elsewhere`) or checked
+    /// The settings are wrong, or cannot be applied (`managed_elsewhere`) or checked
     /// (`cluster_refused`, `not_ours`).
     async fn check(&self, settings: &EngineSettings) -> Result<Vec<Notice>, EngineFailure>;
 
@@ -189,8 +190,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Err("the memory of the devices is unknown".to_owned())
     }
 
-    /// The engine sleeps, and does not count as a user of its devices until the driver starts,
-    /// adopts or (`false`) takes it back.
+    /// Records that the engine sleeps, and so is no user of its devices until the driver starts or
+    /// adopts an engine, or this is called with `false`.
     fn set_aside(&self, _aside: bool) {}
 
     /// The engine's log file, if it is on this machine.
@@ -212,7 +213,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// pass to [`Driver::adopt`]: a gateway may have died between a start and the journal entry.
     async fn find_running(&self, except: Option<&EngineIdentity>) -> Option<EngineIdentity>;
 
-    /// The flags of the found engine, if known: others may have changed them.
+    /// The flags of the found engine, if known. Another program may have changed them.
     fn running_settings(&self) -> Option<EngineSettings> {
         None
     }
@@ -229,7 +230,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `wont_die` or `memory_kept`: no engine may start on that device until a repeated stop
-    /// succeeds. After `memory_kept` the next stop succeeds. `command_failed`, `not_ours`.
+    /// succeeds. After `memory_kept` the next stop succeeds. Also `command_failed` and `not_ours`.
     async fn stop(&self, rules: StopRules) -> Result<Stopped, EngineFailure>;
 
     /// The state of the engine. An ended engine stays [`EngineStatus::Ended`] until a stop, which

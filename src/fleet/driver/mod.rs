@@ -1,14 +1,14 @@
 //! The interface between the supervision of an engine and the system that runs it.
 //!
-//! A [`Driver`] checks settings for one backend's engine, starts it, finds it again, stops it and
-//! shows the log. The supervision decides when. Drivers: [`ProcessDriver`] (a child process),
-//! [`CommandDriver`] (commands of the operator), `PodDriver` (a pod; cargo feature `kubernetes`)
-//! and [`ExternalDriver`] (only a URL: drain and probe). Rules:
+//! A [`Driver`] checks settings for one backend's engine. It starts the engine, finds it again,
+//! stops it and shows the log. The supervision decides when. Drivers: [`ProcessDriver`] (a child
+//! process), [`CommandDriver`] (commands of the operator), `PodDriver` (a pod; cargo feature
+//! `kubernetes`) and [`ExternalDriver`] (only a URL: drain and probe). Rules:
 //! - [`Driver::check`] reports problems before any stop, and changes nothing.
 //! - [`Driver::start`] returns when the engine was started; `fleet::ready` waits for readiness.
 //! - A second start is refused until the first engine was stopped.
 //! - [`Driver::stop`] is called after the drain, and may be repeated. `Ok` means that no detectable
-//!   process is left. A pod only leaves rotation: the platform gives no device to two pods.
+//!   process is left. A pod is not stopped and only leaves rotation.
 //! - After a future was dropped, `status`, `adopt` and `stop` still work.
 
 mod running_commands;

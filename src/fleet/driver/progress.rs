@@ -20,7 +20,7 @@ pub struct StartProgress {
     pub phase_since: Instant,
     /// When the log last showed progress.
     pub moved: Instant,
-    /// The log line that showed it.
+    /// The log line that last showed progress.
     pub line: String,
 }
 

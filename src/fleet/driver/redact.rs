@@ -1,9 +1,9 @@
 //! Masks the secrets of an engine in its output.
 //!
-//! A program may print arguments or environment, and failures, the journal and the admin API quote
-//! its last lines. The mask covers secrets in `args` and commands, and variables that are
-//! references or have the name of a secret. Secrets below [`LENGTH_MIN`] bytes could match parts of
-//! ordinary words, so they stay.
+//! A program may print arguments or environment variables, and failures, the journal and the admin
+//! API quote the last lines. The mask covers secrets in `args` and commands, and variables that are
+//! references or have the name of a secret. Secrets shorter than [`LENGTH_MIN`] bytes are not
+//! masked, because they could match parts of ordinary words.
 
 use std::borrow::Cow;
 

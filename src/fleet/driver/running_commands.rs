@@ -1,8 +1,8 @@
 //! The commands of operators that run now, of all drivers of this process.
 //!
-//! The call that spawned a command waits for it, and would fail if a driver reaped it as a daemon.
-//! So a command is listed from the spawn to the end of the wait, and listed processes are not
-//! reaped.
+//! The call that spawned a command waits for the command, and would fail if a driver reaped it as a
+//! daemon. So a command is listed from the spawn to the end of the wait, and listed processes are
+//! not reaped.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -22,15 +22,14 @@ pub struct EngineSettings {
     pub args: BTreeMap<String, ArgValue>,
 }
 
-/// The flags of a start: the settings, and the secret flags in the configuration (`secret`) in
-/// clear.
+/// The flags of a start: the settings, and in clear text the `secret` flags of the configuration.
 pub(crate) fn exposed(secret: &BTreeMap<String, ArgValue>, settings: &EngineSettings) -> EngineSettings {
     let secret = secret.iter().map(|(name, value)| (dashed(name), value.expose())).collect();
     EngineSettings { args: secret }.with(&settings.args)
 }
 
 impl EngineSettings {
-    /// The settings in the arguments of a running engine, however they are written.
+    /// The settings in the arguments of a running engine, in any spelling that vLLM accepts.
     pub fn of_words(words: &[String]) -> Self {
         Self { args: CommandLine::parse(words).settings() }
     }

@@ -3,9 +3,9 @@
 //! Adapters that were loaded at run time are lost when an engine restarts, and other clients may
 //! load and unload them. So the engine's adapters are compared with the configuration after each
 //! start, after a change of the configuration, and every [`CHECK_EVERY`]. A missing adapter is
-//! loaded. An adapter from another folder is replaced in place, if the engine can, so that it is
-//! never missing. An adapter that left the configuration is unloaded. Adapters that were never
-//! configured are not touched. A failure is retried at the next comparison.
+//! loaded. An adapter with another folder is replaced in place, if the engine can do that, so that
+//! it is never missing. An adapter that left the configuration is unloaded. Adapters that were
+//! never configured are not touched. A failure is retried at the next comparison.
 
 use std::path::Path;
 use std::time::Duration;
@@ -47,8 +47,8 @@ pub(super) async fn load(context: &EngineContext) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// Whether a served adapter is the one in `folder`. Assumed if the engine reports no folder, or
-/// something other than an absolute path.
+/// Whether a served adapter is the one in `folder`. True if the engine reports no absolute path,
+/// because others cannot be compared.
 fn is_from(served: &ServedModel, folder: &Path) -> bool {
     let Some(root) = served.root.as_deref().map(Path::new).filter(|root| root.is_absolute()) else { return true };
     match (root.canonicalize(), folder.canonicalize()) {
@@ -83,8 +83,8 @@ async fn load_one(context: &EngineContext, name: &str, path: &Path, mode: Mode) 
     finish_load(address, name, path, status, &body).await
 }
 
-/// Loads an adapter into an engine that the gateway does not run, and warms it, so that the first
-/// request need not wait. `path` is a folder on the engine's machine.
+/// Loads an adapter into an engine that the gateway does not run, and warms the adapter, so that
+/// the first request need not wait. `path` is a folder on the engine's machine.
 ///
 /// # Errors
 /// Why the engine does not serve the adapter.
@@ -131,7 +131,7 @@ async fn finish_load(
     warm.map(drop).map_err(|why| StepFailure::temporary(format!("adapter '{name}': {why}")))
 }
 
-/// Unloads an adapter; returns whether it is gone. Logs a failure.
+/// Unloads an adapter. Returns whether the adapter is gone. Logs a failure.
 async fn unload(context: &EngineContext, name: &str) -> bool {
     let spec = context.spec();
     let body = json!({ "lora_name": name });

@@ -1,7 +1,7 @@
 //! Checks between the start of an engine and the first request: golden prompts and warm-up.
 //!
 //! Golden prompts detect settings with which an engine starts but generates other text. A failed
-//! check would fail under load as well, so it ends the start. Bounds: [`GOLDEN_TOKENS`] and
+//! check ends the start, because requests would fail as well. Bounds: [`GOLDEN_TOKENS`] and
 //! [`WARM_UP_TOKENS`] per generation.
 
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use sluice_config::Address;
 
-/// Tokens of a golden generation: enough to differ, few enough to be quick.
+/// Tokens of a golden generation: enough to show a difference, few enough to be quick.
 const GOLDEN_TOKENS: u32 = 16;
 const WARM_UP_TOKENS: u32 = 32;
-/// Words of a warm-up prompt: a few hundred tokens, more than a block, less than any context.
+/// Words of a warm-up prompt: a few hundred tokens, more than a block and less than any context.
 const WARM_UP_WORDS: usize = 200;
 
 /// Records the text that an otherwise idle engine generates for the golden prompts.
@@ -95,7 +95,7 @@ async fn generate_at_once(address: &Arc<Address>, base: &str, rounds: u32) -> Re
     let mut generations = JoinSet::new();
     for round in 0..rounds {
         let (address, base) = (Arc::clone(address), base.to_owned());
-        // Different beginnings, because a cached prefix would skip the prefill.
+        // The prompts begin differently, because a cached prefix would skip the prefill.
         let prompt = format!("{round}{}", " warm".repeat(WARM_UP_WORDS));
         generations.spawn(async move { generate(&address, &base, &prompt, WARM_UP_TOKENS).await });
     }

@@ -1,6 +1,6 @@
 //! The gateway's own requests to engines: served models, running requests, a short generation.
 //!
-//! They bypass admission and metrics. Bounds: [`GENERATION_TIMEOUT`] per generation,
+//! These requests bypass admission and metrics. Bounds: [`GENERATION_TIMEOUT`] per generation,
 //! [`RESPONSE_BYTES`] per response.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) async fn running_requests(context: &EngineContext) -> Option<f64> {
 pub(super) struct ServedModel {
     pub(super) name: String,
     pub(super) is_adapter: bool,
-    /// The folder or name that it was loaded from.
+    /// The folder or name from which the model was loaded.
     pub(super) root: Option<String>,
 }
 

@@ -1,8 +1,8 @@
-//! State that the task of one engine shares with the effects of its steps: description, driver,
-//! admission.
+//! State that the task of one engine shares with the effects of the engine's steps: description,
+//! driver, admission.
 //!
-//! The coordinator also reads it, to judge and to show the engine. Locks are held briefly, never
-//! across an await.
+//! The coordinator also reads this state, to judge and to show the engine. Locks are held briefly,
+//! never across an await.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,14 +58,14 @@ pub(super) struct Drivers {
 #[derive(Debug)]
 pub(crate) struct EngineContext {
     spec: ArcSwap<EngineSpec>,
-    /// Taken after `state`, where both are.
+    /// Locked after `state` by code that needs both locks.
     pub(super) drivers: Mutex<Drivers>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) reported: Arc<ReportedModels>,
     pub(crate) journal: Arc<Mutex<Journal>>,
     /// Cancelled when the gateway must shut down fast.
     pub(crate) fast_shutdown: CancellationToken,
-    /// Without the lead the engine must not be touched.
+    /// While the lead is not held, the engine must not be touched.
     pub(crate) lead: Arc<Lead>,
     /// Other gateways, which may have requests on the engine.
     pub(crate) others: Arc<OtherGateways>,
@@ -128,7 +128,8 @@ impl EngineContext {
         let before = self.spec.swap(Arc::new(spec));
         let now = self.spec();
         if before.backend != now.backend {
-            // A pod's address changes with each start. The cordon applies at the new one, too.
+            // A pod's address changes with each start. The cordon must also apply at the new
+            // address.
             let cordon = self.state.lock().lifecycle.cordon();
             self.set_cordon(cordon.unwrap_or(Cordon::Starting));
         }
@@ -161,7 +162,7 @@ impl EngineContext {
         }
     }
 
-    /// The last failure, while it is relevant; else empty.
+    /// The last failure while it is relevant, otherwise empty.
     pub(crate) fn why(&self) -> String {
         self.state.lock().lifecycle.why.clone().unwrap_or_default()
     }
@@ -211,7 +212,7 @@ impl EngineContext {
         self.others.follow(&self.spec().name, cordon);
         let Some(id) = self.backend_id() else { return };
         if cordon == Cordon::Open {
-            // Before the engine's first request.
+            // Set before the engine's first request.
             self.admission.set_by_priority(id, self.driver().schedules_by_priority(&self.settings()));
         }
         self.admission.set_cordon(id, cordon);
@@ -221,8 +222,8 @@ impl EngineContext {
         self.admission.set_bounds(self.backend_id().map(|id| (id, Bound::Ceiling(slots))));
     }
 
-    /// A start begins. It should take as long as the last one, which `Retry-After` of refusals
-    /// reflects.
+    /// Notes that a start begins. It should take as long as the last one, which `Retry-After` of
+    /// refusals reflects.
     pub(crate) fn expect_ready(&self) {
         let now = Instant::now();
         let took = {
@@ -235,8 +236,8 @@ impl EngineContext {
         }
     }
 
-    /// A start failed; the next attempt begins after `next_try` (`None`: never). Held requests
-    /// learn when the engine may be ready.
+    /// Notes that a start failed; the next attempt begins after `next_try` (`None`: never), which
+    /// `Retry-After` of refusals reflects.
     pub(crate) fn start_failed(&self, next_try: Option<Duration>) {
         let Some(id) = self.backend_id() else { return };
         let took = self.state.lock().start_took;
@@ -251,7 +252,7 @@ impl EngineContext {
         self.admission.start_failed(id);
     }
 
-    /// The engine comes into rotation.
+    /// Notes that the engine enters rotation.
     pub(crate) fn note_ready(&self) {
         let took = {
             let mut state = self.state.lock();
@@ -265,7 +266,7 @@ impl EngineContext {
         self.show_start_time(took);
     }
 
-    /// The engine wakes. It should take as long as the last time.
+    /// Notes that the engine wakes, which should take as long as the last time.
     pub(crate) fn expect_awake(&self) {
         let took = self.state.lock().wake_took;
         if let (Some(took), Some(id)) = (took, self.backend_id()) {
@@ -273,7 +274,7 @@ impl EngineContext {
         }
     }
 
-    /// The engine woke within this time.
+    /// Notes that the engine woke, and how long that took.
     pub(crate) fn note_awake(&self, took: Duration) {
         {
             let mut state = self.state.lock();
@@ -291,7 +292,7 @@ impl EngineContext {
         }
     }
 
-    /// Forgets health and speed of the engine that ran there before.
+    /// Forgets health and speed of the engine that ran at this address before.
     pub(crate) fn renew(&self) {
         if let Some(id) = self.backend_id() {
             self.admission.engine_replaced(id, Instant::now());

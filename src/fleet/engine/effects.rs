@@ -2,9 +2,9 @@
 //! next.
 //!
 //! A future may be dropped at any moment, because the engine was lost or a command arrived.
-//! Anything that it began is harmless, or the next step finds it. Every wait is limited: by
-//! `[fleet]`, by the limit of one request, or during a start by [`ReadyRules`]; a drain at the end
-//! of a turn (`launch.share`), by the requests that run.
+//! Anything that the future began is harmless, or the next step finds it. Every wait is limited by
+//! `[fleet]`, by the limit of one request, or during a start by [`ReadyRules`]. Only a drain at the
+//! end of a turn (`launch.share`) waits for as long as the requests run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,9 +25,9 @@ use sluice_gateway::pool::{Cordon, Irreplaceable, Phase};
 const POLL: Duration = Duration::from_millis(50);
 /// Pause between two checks of an engine's health, or two updates of a progress text.
 const WATCH: Duration = Duration::from_millis(200);
-/// In a fast shutdown: from SIGTERM to SIGKILL, and from SIGKILL to the end of the wait.
+/// Limit in a fast shutdown from SIGTERM to SIGKILL, and again from SIGKILL to the end of the wait.
 const FAST_STOP_GRACE: Duration = Duration::from_secs(2);
-/// Shares of the slots that a fresh engine gets in turn, as divisors.
+/// A fresh engine gets first an eighth, then a quarter, then half of the slots.
 const RAMP: [u32; 3] = [8, 4, 2];
 
 pub(super) async fn perform(context: Arc<EngineContext>, step: Step) -> Event {
@@ -66,7 +66,7 @@ pub(super) async fn engine_lost(context: Arc<EngineContext>, step: Step) -> Even
         exit = driver.wait_for_exit() => driver.diagnose(Some(exit)).to_string(),
         why = hung(&context, step) => why,
     };
-    // The engine ran with these settings, so they may work again, whatever the log says last.
+    // The engine ran with these settings, so a retry may work, whatever the log says last.
     Event::EngineLost(StepFailure::temporary(why))
 }
 
@@ -76,8 +76,8 @@ impl From<EngineFailure> for StepFailure {
     }
 }
 
-/// Returns when requests in flight make no progress, the engine was down for `health.stall`, or the
-/// pod is being deleted.
+/// Returns the reason when requests in flight make no progress, the engine was down for
+/// `health.stall`, or the pod is being deleted.
 async fn hung(context: &EngineContext, step: Step) -> String {
     let hangs = context.backend().map_or(0, |backend| backend.hangs);
     let mut down_since = None;
@@ -87,7 +87,7 @@ async fn hung(context: &EngineContext, step: Step) -> String {
             return "its pod is being deleted".to_owned();
         }
         let (Some(backend), true) = (context.backend(), step.in_rotation()) else { continue };
-        // A counter, because an ejection may begin and end between two checks.
+        // A counter is compared, because an ejection may begin and end between two checks.
         if backend.hangs > hangs {
             return "it hangs: requests in flight and no progress".to_owned();
         }
@@ -102,8 +102,8 @@ async fn hung(context: &EngineContext, step: Step) -> String {
     }
 }
 
-/// Waits for this gateway's requests, then for requests of other gateways, then for other clients'.
-/// Finally records golden prompts.
+/// Waits for this gateway's requests, then for requests of other gateways, then for requests of
+/// other clients. Finally records golden prompts.
 async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let leaving = context.is_leaving();
     // If such a drain were given up, the engine could take long requests again and again, while
@@ -152,7 +152,8 @@ async fn drain(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// The other backends may have failed during the drain. Then even a change with `cut` is given up.
+/// Checks again that other backends serve the models, because they may have failed during the
+/// drain. Otherwise even a change with `cut` is given up.
 async fn confirm_replacement(context: &EngineContext) -> Result<(), StepFailure> {
     let required = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| !change.hold);
     if !required {
@@ -232,7 +233,7 @@ async fn start(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     ready(context).await
 }
 
-/// A pod has another address after each start, which becomes known later.
+/// Waits until the engine is ready. A pod's new address becomes known after the start.
 async fn ready(context: &EngineContext) -> Result<(), StepFailure> {
     let begun = Instant::now();
     loop {
@@ -295,8 +296,8 @@ async fn ready_at(context: &EngineContext, spec: &EngineSpec) -> Result<(), Step
     }
 }
 
-/// A missing adapter fails a planned change. After a crash the engine continues without it, because
-/// it serves other models; loading is retried while it serves.
+/// Loads the adapters. A missing adapter fails a planned change. After a crash the engine serves
+/// other models without it, and loading is retried.
 async fn load_adapters(context: &EngineContext) -> Result<(), StepFailure> {
     let loaded = adapters::load(context).await;
     let planned = context.state.lock().lifecycle.change.as_ref().is_some_and(|change| change.failed.is_none());
@@ -309,7 +310,7 @@ async fn load_adapters(context: &EngineContext) -> Result<(), StepFailure> {
     }
 }
 
-/// Opens the backend with a growing share of the slots. An adopted engine gets all at once.
+/// Opens the backend with a growing share of the slots. An adopted engine gets all slots at once.
 async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
     let (spec, settings) = (context.spec(), context.settings());
     let full = context.ceiling(&settings);
@@ -332,8 +333,8 @@ async fn ramp(context: &EngineContext) -> Result<(), StepFailure> {
     Ok(())
 }
 
-/// While the settings are not known to be good, ends once they have served for the settling time.
-/// Keeps the adapters as configured, then and later.
+/// If the settings are not known to be good, ends once they have served for the settling time.
+/// Until then and afterwards, keeps the adapters as configured.
 async fn serve(context: &Arc<EngineContext>) -> Result<(), StepFailure> {
     let settled = async {
         if context.state.lock().lifecycle.is_settled() {

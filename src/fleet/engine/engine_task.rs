@@ -1,10 +1,10 @@
 //! The task of one engine: carries out the life cycle, step by step.
 //!
 //! Each step is written to the journal and shown to admission before it begins. Then the effect
-//! runs, next to a watch for the loss of the engine and for commands; the first to end decides the
-//! next step. If the journal cannot be written, no planned change begins; restarts after a crash
-//! continue and log an error. When the gateway loses the lead, the task ends where it is, as if the
-//! process had been killed.
+//! runs, while the task also watches for the loss of the engine and for commands. The first of
+//! these events decides the next step. If the journal cannot be written, no planned change begins;
+//! restarts after a crash continue and log an error. When the gateway loses the lead, the task ends
+//! where it is, as if the process had been killed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl EngineHandle {
     /// Begins to drain the engine, which then sleeps or is stopped, because it is not wanted now.
     ///
     /// # Errors
-    /// It does not fit the present step, or the engine is being shut down.
+    /// A rest does not fit the present step, or the engine is being shut down.
     pub(crate) async fn rest(&self) -> CommandResult {
         let context = &self.context;
         let sleeps = context.driver().sleeps(&context.settings());
@@ -135,12 +135,13 @@ async fn run_engine(context: Arc<EngineContext>, mut commands: mpsc::Receiver<Co
                 event = &mut effect => next = Some(event),
                 event = &mut lost => next = Some(event),
                 Some(Command { act, result }) = commands.recv() => {
-                    // Even if the requester is gone, the command takes effect.
+                    // The command takes effect even if the sender no longer waits for the result.
                     let _ = result.send(act(&mut context.state.lock().lifecycle));
                 }
                 () = leave.cancelled(), if !context.is_leaving() => {
                     context.state.lock().lifecycle.leave();
-                    // A drain under way begins again, because a shutdown has other rules.
+                    // A drain that is under way begins again, because a shutdown has other rules
+                    // for drains.
                     break;
                 }
             }
@@ -159,7 +160,7 @@ async fn enter(context: &Arc<EngineContext>, step: Step) -> Option<Event> {
         (state.since, state.detail) = (Instant::now(), String::new());
         (state.lifecycle.leaving, state.lifecycle.wanted.settings.clone(), state.trace.is_some())
     };
-    // Every start is preceded by a stop. If nothing is known to run, the stop is not logged.
+    // Every start is preceded by a stop. If no engine is known to run, the stop is not logged.
     if step != Step::Stop || traced {
         tracing::info!(backend = %name, step = step.label(), settings = %flag_line(&settings), "engine");
     }

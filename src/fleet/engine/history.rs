@@ -10,7 +10,7 @@ use crate::driver::EngineIdentity;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct History {
-    /// Whether an engine ran, or was being started.
+    /// Whether an engine was known before, so that the next start is a restart.
     known: bool,
     /// Starts after the first one, or after an engine of an earlier gateway.
     pub(crate) restarts: u64,
@@ -26,7 +26,7 @@ impl History {
         self.restarts += u64::from(std::mem::replace(&mut self.known, true));
     }
 
-    /// An engine was started or found.
+    /// Notes that an engine was started or found.
     pub(crate) fn running(&mut self, engine: &EngineIdentity) {
         self.known = true;
         self.started = Some(start_of(engine).unwrap_or_else(now));
@@ -108,7 +108,7 @@ mod tests {
         let mut history = History::default();
         history.running(&own);
         let age = now() - history.started.unwrap();
-        // A test process is at most minutes old; the boot time is in whole seconds.
+        // A test process is young, and the boot time is in whole seconds.
         assert!((-2.0..3_600.0).contains(&age), "{age}");
         history.stopped();
         assert_eq!(history.started, None);

@@ -1,7 +1,7 @@
 //! The journal: each step of an engine is on disk before it begins.
 //!
-//! A line is JSON, synchronised to the disk. It holds the whole life cycle of one engine and the
-//! identity of the process. So after a crash the next gateway needs only the last line of each
+//! A line is JSON, synchronised to the disk. It holds the whole life-cycle state of one engine and
+//! the process identity. So after a crash the next gateway needs only the last line of each
 //! backend; earlier lines are history for the operator.
 //!
 //! No line holds a secret: flags such as `api-key` are not settings, and digests are keyed. Lines
@@ -9,8 +9,8 @@
 //! crash cut short is skipped, since the step had not begun.
 //!
 //! Bounds: two files of [`FILE_BYTES`]. A full file becomes `journal.1.jsonl`; the new one begins
-//! with the last line of each backend. A lock ensures that one gateway at a time uses the folder:
-//! two would start engines on the same device.
+//! with the last line of each backend. A lock ensures that one gateway at a time uses the folder,
+//! because two would start engines on the same device.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -25,15 +25,15 @@ use crate::driver::{EngineIdentity, EngineSettings};
 use crate::state_folder;
 use sluice_config::owner::Untrusted;
 
-/// Bytes of a full file: some thousands of steps.
+/// Bytes of a full file, which holds some thousands of steps.
 const FILE_BYTES: u64 = 4 << 20;
 /// The current file, and the one before it.
 const NAMES: [&str; 2] = ["journal.jsonl", "journal.1.jsonl"];
 /// A new file has this name until it is complete.
 const DRAFT: &str = "journal.tmp";
 const LOCK: &str = "lock";
-/// How long a released lock may stay taken: a process that is being spawned shares it until the
-/// program runs.
+/// How long a released lock may stay taken, because a process that is being spawned shares the lock
+/// until its program runs.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -42,8 +42,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Setup {
     #[serde(flatten)]
     pub settings: EngineSettings,
-    /// Digest of the engine configuration that the settings are based on. Later changes by `set`
-    /// come on top; a new configuration drops them.
+    /// Digest of the engine configuration on which the settings are based. Changes by `set` are
+    /// kept on top of this configuration, but a new configuration drops them.
     #[serde(default)]
     pub configured: String,
 }
@@ -68,10 +68,10 @@ pub(crate) struct JournalLine {
     /// The step that begins, and everything that decides the next one.
     #[serde(rename = "life")]
     pub lifecycle: Lifecycle<Setup>,
-    /// How the engine is found again; absent until the start was seen.
+    /// How a later gateway finds the engine; absent until the engine was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<EngineIdentity>,
-    /// How the engine is found again that sleeps next to it.
+    /// How a later gateway finds the engine that sleeps next to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aside: Option<EngineIdentity>,
     /// Digest of program, port, devices and environment.
@@ -115,7 +115,7 @@ pub(crate) struct Journal {
     bytes_max: u64,
     last: BTreeMap<String, JournalLine>,
     lock: File,
-    /// Whether another gateway has it.
+    /// Whether the journal was unlocked for another gateway.
     closed: bool,
 }
 
@@ -238,8 +238,8 @@ fn line_of(record: &JournalLine) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Reads the lines of a file; later ones replace earlier ones. A missing file has none; an invalid
-/// line is skipped. Returns whether there were secrets, which are dropped.
+/// Reads the lines of a file into `last`; a later line replaces an earlier one of the same backend.
+/// Invalid lines are skipped. Drops secrets, and returns whether there were any.
 fn read_into(path: &Path, last: &mut BTreeMap<String, JournalLine>) -> io::Result<bool> {
     let text = match std::fs::read(path) {
         Ok(text) => text,

@@ -1,10 +1,10 @@
 //! Keeps the old engine of a change asleep next to the new one (`fleet.rollback = "wake"`).
 //!
-//! The old engine is kept only if that does not change the trial: next to it, the new engine must
-//! get its full `gpu-memory-utilization`, measured after the old one fell asleep. Otherwise the old
-//! engine is stopped, as without the setting. The host must have memory for the weights and
-//! [`HOST_RESERVE`] more; if less than half of the reserve is left later, the old engine is
-//! stopped.
+//! The old engine is kept only if that does not change the trial of the new settings. Next to it,
+//! the new engine must get the full `gpu-memory-utilization`, measured after the old one fell
+//! asleep. Otherwise the old engine is stopped, as without the setting. The host must have memory
+//! for the weights and [`HOST_RESERVE`] more; if less than half of the reserve is left later, the
+//! old engine is stopped.
 //!
 //! The new engine listens on another port, to which the [`Connector`] sends connections. The
 //! journal has the identity of both engines. Bounds: one kept engine for each engine, for
@@ -60,7 +60,7 @@ pub(super) async fn put_aside(context: &EngineContext) -> Result<(), StepFailure
     let refused = |why: String| StepFailure::temporary(format!("the old engine is not kept asleep: {why}"));
     let (driver, settings) = (context.driver(), context.settings());
     let next = context.state.lock().lifecycle.heads_for().settings.clone();
-    // One that an earlier gateway kept, and did not need any more.
+    // Stops an engine that an earlier gateway kept and no longer needed.
     stop_aside(context, context.spec().stop_rules()).await?;
     check_host(driver.asleep_bytes(&settings), available_memory()).map_err(refused)?;
     sleep_mode::fall_asleep(context).await?;
@@ -69,7 +69,7 @@ pub(super) async fn put_aside(context: &EngineContext) -> Result<(), StepFailure
     let port = if driver.port() == Some(home) { free_port(context) } else { Some(home) };
     let port = port.ok_or_else(|| refused("no port of fleet.ports is free".to_owned()))?;
     let beside = driver.beside(port).ok_or_else(|| refused("its driver runs one engine only".to_owned()))?;
-    // From here on without a wait: all of it happens, or none.
+    // There is no await from here on, so that all of the following happens, or nothing.
     driver.set_aside(true);
     {
         let mut state = context.state.lock();
@@ -95,7 +95,8 @@ fn check_host(needed: Option<u64>, available: Option<u64>) -> Result<(), String>
     Ok(())
 }
 
-/// The highest port of `fleet.ports` that is free and not configured: new engines get the lowest.
+/// The highest port of `fleet.ports` that is free and not configured. New engines of the
+/// configuration get the lowest.
 fn free_port(context: &EngineContext) -> Option<u16> {
     let view = context.admission.view();
     let backends = || view.iter().flat_map(|pool| &pool.backends);
@@ -104,7 +105,8 @@ fn free_port(context: &EngineContext) -> Option<u16> {
     ports.find(|port| !is_configured(*port) && TcpListener::bind(("127.0.0.1", *port)).is_ok())
 }
 
-/// Before a start: the engine listens on the configured port, unless a kept one does.
+/// Chooses the port before a start. The engine listens on the configured port, unless a kept engine
+/// does.
 pub(super) fn choose_port(context: &EngineContext) {
     let home = context.spec().address.endpoint.port;
     let (driver, aside) = {
@@ -119,8 +121,7 @@ pub(super) fn choose_port(context: &EngineContext) {
     }
 }
 
-/// Wakes the engine; if one is kept, the kept one takes the place of the present one, which is
-/// stopped.
+/// Wakes the engine, or instead a kept one, which takes the place of the stopped present one.
 pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> {
     let is_kept = context.state.lock().lifecycle.kept.is_some();
     let kept = context.drivers.lock().aside.clone().filter(|_| is_kept);
@@ -140,7 +141,8 @@ pub(super) async fn wake_up(context: &EngineContext) -> Result<(), StepFailure> 
 /// Stops the engine that sleeps next to the present one, if there is one.
 pub(super) async fn stop_aside(context: &EngineContext, rules: StopRules) -> Result<(), EngineFailure> {
     let Some(driver) = context.drivers.lock().aside.clone() else { return Ok(()) };
-    // The present engine has memory of the same devices, so no value says that this one's is back.
+    // The present engine uses the same devices, so no reading can show that the stopped one's
+    // memory is free.
     driver.set_aside(false);
     driver.stop(rules).await?;
     context.drivers.lock().aside = None;
@@ -148,7 +150,8 @@ pub(super) async fn stop_aside(context: &EngineContext, rules: StopRules) -> Res
     Ok(())
 }
 
-/// While the engine serves: stops a kept one when it is not needed any more, or is a burden.
+/// While the present engine serves, stops a kept one that is not needed, was kept for too long, or
+/// takes memory of which the host is short.
 pub(super) async fn watch(context: &Arc<EngineContext>) -> Infallible {
     loop {
         let why = why_not_kept(context).await;
@@ -169,7 +172,7 @@ pub(super) async fn watch(context: &Arc<EngineContext>) -> Infallible {
     }
 }
 
-/// Why the kept engine must be stopped now; `None` also without one.
+/// Why the kept engine must be stopped now; `None`: it need not, or there is none.
 async fn why_not_kept(context: &EngineContext) -> Option<&'static str> {
     let driver = context.drivers.lock().aside.clone()?;
     let (runs, available) = (driver.status().await == EngineStatus::Running, available_memory());
@@ -215,7 +218,8 @@ pub(super) async fn recover(
         context.place(present, None);
         return false;
     }
-    // The next engine is still to start if the sleeping one has the configured port.
+    // If the sleeping engine has the port, the next engine has not started yet, and gets another
+    // port.
     let is_taken = present.port() == sleeper.port();
     let next = free_port(context).filter(|_| is_taken).and_then(|port| sleeper.beside(port));
     context.place(next.unwrap_or(present), Some(sleeper));

@@ -1,8 +1,8 @@
-//! Checks before an engine leaves service: would the new settings start, and can others carry the
-//! load?
+//! Checks before an engine leaves service: would an engine with the new settings start, and can
+//! other backends carry the load?
 //!
-//! [`Replacement`] judges the load, by admission and each backend's present list of models.
-//! Nothing changes.
+//! [`Replacement`] judges the load from admission and from each backend's present list of models.
+//! The checks change nothing.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ fn check_adapters(adapters: &[(String, PathBuf)], limit: AdapterRank) -> Result<
 /// probe may be seconds old.
 ///
 /// # Errors
-/// The models that they cannot serve, or how full they are.
+/// The models that the others cannot serve, or how full they are.
 pub(crate) async fn check_replacement(
     admission: &Admission,
     reported: &ReportedModels,
@@ -78,7 +78,7 @@ pub(crate) async fn check_replacement(
             current.insert(id, served.into_iter().map(|served| served.name).collect::<Vec<_>>());
         }
     }
-    // If a query fails, the last probe counts; admission judges health.
+    // If a query fails, the models of the last probe count. Admission judges health.
     let names = |backend: &BackendView| current.get(&backend.id).cloned().unwrap_or_else(|| reported.of(backend.id));
     let (pool, backend) = spec.name.split_once('/').unwrap_or(("", &spec.name));
     let spill = spec.spill.iter().map(String::as_str).collect();

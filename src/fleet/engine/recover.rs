@@ -4,7 +4,7 @@
 //! and finds the engines by their identity or mark. It takes over an engine with the same
 //! configuration (`fleet.on_start`), or with other flags only, which a planned change then applies.
 //! It stops an engine with another program, port, device or environment, and replaces it by a new
-//! one. [`Lifecycle`](super::lifecycle::Lifecycle) decides.
+//! one. [`Lifecycle`](super::lifecycle::Lifecycle) makes these decisions.
 
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ async fn find(
     }
     let trace = match context.driver().find_running(aside).await {
         Some(trace) => trace,
-        // The commands may not show whether it was started, but it may respond.
+        // The commands may not show whether the engine was started, but the engine may respond.
         None if context.driver().kind() == DriverKind::Command && is_healthy(context).await => EngineIdentity::Command,
         None => return None,
     };

@@ -1,5 +1,5 @@
-//! Sleep: an engine frees the memory of its devices and keeps its process, so that another engine
-//! can use the devices, and serves again within seconds.
+//! Sleep: an engine frees the memory of its devices but keeps the process. Another engine can then
+//! use the devices, and the sleeping one can serve again within seconds.
 //!
 //! vLLM has the pages `/sleep`, `/wake_up` and `/is_sleeping` with `--enable-sleep-mode` and
 //! `VLLM_SERVER_DEV_MODE=1`. At level 1 the weights go to the memory of the host, and the KV cache
@@ -20,7 +20,7 @@ use sluice_config::Address;
 
 /// Longest time to free the memory: copying 140 GB to the host takes about half a minute.
 const SLEEP_MAX: Duration = Duration::from_secs(120);
-/// Longest time to take the memory back and be healthy.
+/// Longest time until the engine has taken the memory back and is healthy.
 const WAKE_MAX: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -49,7 +49,7 @@ async fn order(address: &Address, path: &str, limit: Duration) -> Result<(), Ste
     }
 }
 
-/// Puts the engine to sleep. One that sleeps already is left alone.
+/// Puts the engine to sleep. An engine that sleeps already is left alone.
 pub(super) async fn fall_asleep(context: &EngineContext) -> Result<(), StepFailure> {
     let spec = context.spec();
     let limit = spec.request_timeout;

@@ -1,7 +1,7 @@
 //! An engine that the gateway runs, as the configuration describes it.
 //!
-//! Digests stand for everything that only a restart changes. With them a reload, and a gateway
-//! after a crash, can tell whether the configuration of an engine has changed. Two specs also tell
+//! Digests stand for everything that only a restart changes. From them a reload, and a gateway
+//! after a crash, can see whether the configuration of an engine has changed. Two specs also show
 //! whether both engines may run at the same time.
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub struct EngineSpec {
     pub backend: BackendId,
     /// The address.
     pub address: Arc<Address>,
-    /// How it is started and stopped, without flags.
+    /// How the engine is started and stopped, without flags.
     pub target: Target,
     /// Configured flags.
     pub settings: EngineSettings,
@@ -32,25 +32,25 @@ pub struct EngineSpec {
     pub identity: String,
     /// Digest of everything that only a restart changes.
     pub configured: String,
-    /// Whether it starts only when it is wanted: by autoscaling, or in its turn on a device.
+    /// Whether the engine starts only when autoscaling wants it, or in its turn on a device.
     pub starts_on_demand: bool,
     /// Whether the pod is being deleted or is missing.
     pub leaving: bool,
-    /// Slots that the pool gives it.
+    /// Slots of the engine in the pool.
     pub slots: u32,
     /// Pools that requests may spill to.
     pub spill: Vec<String>,
-    /// Models that it must serve when ready, without adapters that the gateway loads.
+    /// Models that the engine must serve when it is ready, without adapters that the gateway loads.
     pub models: Vec<String>,
-    /// Adapters that it must have: names and folders.
+    /// Adapters that the engine must have: names and folders.
     pub adapters: Vec<(String, PathBuf)>,
-    /// Model and prompt; the text must be the same after a restart.
+    /// Golden prompts: model and prompt, for which the text must be the same after a restart.
     pub golden: Vec<(String, String)>,
     /// Limits of start, drain, stop and restarts.
     pub rules: Rules,
     /// When streams begin to move to other engines during a drain; `None`: never.
     pub moves_after: Option<Duration>,
-    /// It counts as hung after this time without output, progress or a response.
+    /// The engine counts as hung after this time without output, progress or a response.
     pub stall: Duration,
     /// Limit of a request for health, models or metrics.
     pub request_timeout: Duration,
@@ -80,7 +80,7 @@ impl EngineSpec {
         self.name.split_once('/').map_or("", |(pool, _)| pool)
     }
 
-    /// The GPUs that it may use; `None`: any, or unknown.
+    /// The GPUs that the engine may use; `None`: any, or unknown.
     fn devices(&self) -> Option<&[Gpu]> {
         match &self.target {
             Target::Launch(launch) if !launch.gpu.is_empty() => Some(&launch.gpu),
@@ -88,7 +88,7 @@ impl EngineSpec {
         }
     }
 
-    /// The name of the device on which engines take turns, if it is one of them.
+    /// The name of the device on which this engine takes turns with others, if it does.
     pub(crate) fn share(&self) -> Option<&str> {
         match &self.target {
             Target::Launch(launch) => launch.share.as_deref(),
@@ -105,8 +105,8 @@ impl EngineSpec {
         shared || self.address.endpoint == other.address.endpoint
     }
 
-    /// Whether one must be gone before the other starts: they share a place or name, or may share
-    /// an unknown device.
+    /// Whether one engine must be gone before the other starts, because they share a place or name,
+    /// or may share an unknown device.
     pub(crate) fn excludes(&self, other: &Self) -> bool {
         let launched = |spec: &Self| matches!(spec.target, Target::Launch(_));
         let unknown = self.devices().is_none() || other.devices().is_none();

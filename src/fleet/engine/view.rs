@@ -77,7 +77,7 @@ pub struct LastChange {
     pub id: u64,
     /// `done`, `aborted`, `rolled_back`, `failed` or `held`.
     pub outcome: String,
-    /// Why it is not `done`.
+    /// Why the outcome is not `done`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -123,8 +123,8 @@ pub(crate) fn of(context: &EngineContext) -> EngineView {
     }
 }
 
-/// A text about requested flags that are not in force. Requests of an earlier configuration do not
-/// count.
+/// A text about requested flags that are not in force. Requests under an earlier configuration do
+/// not count.
 pub(crate) fn taken_back(life: &Lifecycle<Setup>, configured: &str) -> Option<String> {
     let taken_back = life.taken_back.as_ref().filter(|taken_back| taken_back.asked.configured == configured)?;
     let (asked, in_force) = (&taken_back.asked.settings.args, &life.wanted.settings.args);

@@ -1,6 +1,6 @@
 //! Servers on loopback that answer with the pages of one kind.
 //!
-//! Every answer that is not listed is a 404, so a page that is asked for without need shows.
+//! Every other page is a 404, so a test shows if a page is asked for without need.
 
 use std::sync::Arc;
 

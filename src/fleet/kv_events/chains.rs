@@ -2,14 +2,14 @@
 //! that the blocks hold.
 //!
 //! A block follows another one, so the blocks of a sequence are a chain. An event names the request
-//! that wrote its blocks. When the request has ended, the number of its prompt tokens is known, and
+//! that wrote the blocks. When the request has ended, the number of its prompt tokens is known, and
 //! with it the block in which each beginning of the prompt ends: a beginning of `e` of the `b`
 //! bytes of a prompt ends after `e / b` of the tokens, rounded down to whole blocks. Such a
 //! beginning is linked to the block, and is gone with the block.
 //!
 //! vLLM may hold a block several times; it stores and removes each copy. vLLM removes the end of a
-//! chain before the begin. Pure. Bounds: [`BLOCKS_MAX`] blocks, [`LINKS_MAX`] links,
-//! [`SESSIONS_MAX`] unfinished requests. Blocks and links beyond a bound are not followed.
+//! chain before the beginning. Pure. Bounds: [`BLOCKS_MAX`] blocks, [`LINKS_MAX`] links,
+//! the latest [`SESSIONS_MAX`] requests. Blocks and links beyond a bound are not followed.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -190,7 +190,7 @@ impl Chains {
         news.linked.push(beginning);
     }
 
-    /// Events were lost: which blocks are left is not known.
+    /// Forgets all blocks, because events were lost and the remaining blocks are unknown.
     pub(super) fn reset(&mut self, news: &mut CacheNews) {
         news.unlinked.extend(self.links.keys());
         *self = Self { block_size: self.block_size, group: self.group, ..Self::default() };
@@ -237,9 +237,9 @@ mod tests {
         assert_eq!(apply(&mut chains, first).written_tokens, 80);
         // 64 tokens are four blocks; the fifth block is output.
         assert_eq!(link(&mut chains, &served(1, 100, 64, None)), Some(vec![101, 102, 103, 104]));
-        assert_eq!(apply(&mut chains, [removed(&[14])]).gone, []);
+        assert!(apply(&mut chains, [removed(&[14])]).gone.is_empty());
         assert_eq!(apply(&mut chains, [removed(&[13, 12])]).gone, [104, 103]);
-        assert_eq!(apply(&mut chains, [removed(&[12, 99])]).gone, [], "not there any more, and never there");
+        assert!(apply(&mut chains, [removed(&[12, 99])]).gone.is_empty(), "not there any more, and never there");
         assert_eq!(chains.blocks(), 2);
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let mut chains = Chains::default();
         apply(&mut chains, [stored(1, None, &[10]), stored(2, None, &[10])]);
         assert_eq!(link(&mut chains, &served(1, 100, 16, None)), Some(vec![104]), "shorter beginnings have no block");
-        assert_eq!(apply(&mut chains, [removed(&[10])]).gone, []);
+        assert!(apply(&mut chains, [removed(&[10])]).gone.is_empty());
         assert_eq!(apply(&mut chains, [removed(&[10])]).gone, [104]);
     }
 

@@ -1,9 +1,9 @@
-//! Starts of engines that are not vLLM: their flags are a table of the kind (`core/engines`).
+//! Starts of engines that are not vLLM. Each kind has a table of flags (`core/engines`).
 //!
-//! The same questions as for vLLM, with fewer answers: does the program have the flag (by its
-//! `--help`, if it can be read), is the value of the right type, do two settings contradict each
-//! other, is the file of the model there? No rule of vLLM applies. A word `{port}` in the command
-//! stands for the port; without one, flags for host and port are added.
+//! Checks, as for vLLM: does the program have the flag (by `--help`, if readable), is the value of
+//! the right type, do two settings contradict each other, is the file of the model there? The rules
+//! of vLLM do not apply. A word `{port}` in the command stands for the port; without one, flags for
+//! host and port are added.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,8 @@ impl Checks<'_> {
     }
 }
 
-/// The flags of a start by full name: of the command, and of the settings, which override it.
+/// The flags of a start by full name, from the command and from the settings, which override the
+/// command.
 pub(super) fn given(table: &FlagTable, launch: &Launch, args: &Args) -> BTreeMap<String, String> {
     let begin = table.flags_begin(&launch.command);
     let mut flags = begin.map(|begin| table.read(&launch.command[begin..])).unwrap_or_default();
@@ -112,7 +113,7 @@ pub(super) fn given(table: &FlagTable, launch: &Launch, args: &Args) -> BTreeMap
     flags
 }
 
-/// The sequences that run at once, if the flags say.
+/// The number of sequences that run at once, if a flag sets it.
 pub(super) fn sequences(table: &FlagTable, launch: &Launch, settings: &EngineSettings) -> Option<i64> {
     let flags = given(table, launch, &exposed(&launch.args, settings).args);
     flags.get(table.sequences?)?.parse().ok().filter(|number| *number > 0)
@@ -187,7 +188,8 @@ mod tests {
         let flask =
             planned(EngineKind::Serial, &launch("sh run -b 127.0.0.1:{port} app:app", &[]), r#"{"workers": 1}"#);
         assert_eq!(flask.as_deref(), Ok("run -b 127.0.0.1:8001 app:app --workers 1"));
-        // A flag that vLLM has with another type, and two that its rules would refuse together.
+        // vLLM has the first flag with another type, and the rules of vLLM would refuse the other
+        // two together.
         let own = r#"{"max-num-seqs": "x", "max-num-batched-tokens": 1, "tensor-parallel-size": 8}"#;
         assert!(planned(EngineKind::OpenAi, &launch("sh run", &[0]), own).is_ok());
     }

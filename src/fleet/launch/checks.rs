@@ -1,8 +1,8 @@
 //! Finds settings that vLLM would refuse minutes into a start, before any engine is stopped.
 //!
-//! Only certain errors are refused: values that contradict each other when both are set (defaults
-//! differ between versions and devices), values that no version accepts, and missing files. The
-//! engine reports all others.
+//! Only certain errors are refused: two set values that contradict each other, values that no
+//! version accepts, and missing files. Defaults do not count, because they differ between versions
+//! and devices. The engine reports all other errors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,7 +38,8 @@ pub(super) fn values(flags: &EffectiveFlags) -> Result<(), EngineFailure> {
     combinations(flags)
 }
 
-/// Refuses a setting given in two places, of which vLLM would silently use one or none.
+/// Refuses a setting that is given in two places, because vLLM would silently use one of them or
+/// none.
 pub(super) fn contradictions(launch: &Launch, args: &BTreeMap<String, ArgValue>) -> Result<(), EngineFailure> {
     if launch.command.iter().any(|word| word.starts_with("--config=")) {
         return bad("vLLM ignores --config=FILE in launch.command; write --config and the file as two words".to_owned());
@@ -46,8 +47,8 @@ pub(super) fn contradictions(launch: &Launch, args: &BTreeMap<String, ArgValue>)
     let Some(before) = subcommand(&launch.command) else { return Ok(()) };
     let line = CommandLine::parse(&launch.command[before.len() + 1..]);
     let model = line.positional.as_ref().or_else(|| line.values.get("model")?.last());
-    // Of two models the server module takes the last; `vllm serve` treats the first --model as the
-    // positional one.
+    // Of two models the server module takes the last. `vllm serve` treats the first --model like
+    // the positional model.
     let serves = before.last().is_some_and(|verb| verb == "serve" || verb == "sim");
     match (args.contains_key("model"), model) {
         (true, Some(model)) if serves => {

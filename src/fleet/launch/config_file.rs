@@ -1,7 +1,7 @@
 //! The flags that the YAML file of `--config` sets, by full name.
 //!
-//! vLLM turns each key into a flag. If the value is an object, only the key is read, which shows
-//! that the flag is set. vLLM reads YAML 1.1, where `yes` and `no` are booleans, too. Bound:
+//! vLLM turns each key into a flag. If the value is an object, only the key is read, to know that
+//! the flag is set. vLLM reads YAML 1.1, where `yes` and `no` are also booleans. Bound:
 //! [`FILE_MAX`].
 
 use std::fs;

@@ -1,8 +1,8 @@
 //! The flags that an engine would start with, from all sources.
 //!
-//! Sources are the `--config` file, `launch.command` and the settings. Checks need the result, not
-//! the source. A script as the command, or an unreadable file, may set more flags; then an absent
-//! flag is unknown.
+//! Sources are the `--config` file, `launch.command` and the settings. Checks need the resulting
+//! value, not the source. A script as the command, or an unreadable file, may set more flags. Then
+//! the value of an absent flag is unknown.
 
 use std::collections::BTreeMap;
 
@@ -73,8 +73,8 @@ impl EffectiveFlags {
         self.text(name) == Some("true")
     }
 
-    /// The number of vLLM's API server processes: as set, else one per engine that it balances
-    /// between; always 1 with `enable-elastic-ep`.
+    /// The number of vLLM's API server processes: as set, else one for each engine between which
+    /// vLLM balances requests. Always 1 with `enable-elastic-ep`.
     fn api_servers(&self) -> i64 {
         let outside = ["data-parallel-external-lb", "data-parallel-multi-port-external-lb"];
         let hybrid = self.on("data-parallel-hybrid-lb") || self.text("data-parallel-start-rank").is_some();
@@ -111,7 +111,7 @@ impl EffectiveFlags {
     }
 
     /// A whole number, with a unit if vLLM takes one; `auto` is -1. `None` for other text, which
-    /// other checks handle.
+    /// other checks report.
     pub(super) fn int(&self, name: &str) -> Option<i64> {
         let text = self.text(name)?;
         ServeArgs::parse(&["m", &format!("--{name}={text}")]).ok()?.int(name)

@@ -1,12 +1,12 @@
 //! The flags of the installed program, read from the output of `--help` (vLLM: `--help=all`).
 //!
-//! That takes vLLM 5 to 30 s, since it imports everything first. So flags are cached in memory and
-//! in a file. The file's name depends on the program's path, size and modification time, on the
-//! vLLM packages installed next to it, and on the words before the flags: an upgrade, even in
-//! place, makes a new file. If there is no usable help (a wrapper script, fewer than [`FLAGS_MIN`]
+//! `--help=all` takes vLLM 5 to 30 s, since it imports everything first. So flags are cached in
+//! memory and in a file. The file's name depends on the program's path, size and modification time,
+//! on the vLLM packages installed next to it, and on the words before the flags: an upgrade, even
+//! in place, makes a new file. Without usable help (a wrapper script, fewer than [`FLAGS_MIN`]
 //! flags, no end within [`HELP_TIMEOUT`]), this process does not run the unchanged program again,
-//! and flags are checked by type and value only. After [`HELP_NOTICE`] the log names the program,
-//! because a start, a check or a tuner waits for it.
+//! and checks only types and values. After [`HELP_NOTICE`] the log names the program, because a
+//! start, a check or a tuner waits for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,20 +29,21 @@ use sluice_core::engines::EngineKind;
 /// include `no-` forms.
 pub(crate) type InstalledFlags = BTreeMap<String, Vec<String>>;
 
-/// Longest wait for the help: it took over 120 s under a load of ten times the cores.
+/// Longest wait for the help. It took over 120 s with ten busy threads per core.
 const HELP_TIMEOUT: Duration = Duration::from_secs(300);
 /// After this wait for the help, the log names the program.
 const HELP_NOTICE: Duration = Duration::from_secs(20);
-/// The argument with which vLLM lists all flags, and the one of other engines.
+/// The argument with which vLLM lists all flags.
 const HELP_OF_VLLM: &str = "--help=all";
+/// The argument with which other engines list their flags.
 const HELP: &str = "--help";
-/// Fewer flags are not the help of an engine.
+/// A text with fewer flags is not the help of an engine.
 const FLAGS_MIN: usize = 30;
 
 /// Results by program identity, for all engines of this process. The lock is held while a program
 /// runs, so that it runs once. Bound: [`PROGRAMS_MAX`].
 static KNOWN: LazyLock<Mutex<BTreeMap<u64, Option<InstalledFlags>>>> = LazyLock::new(Mutex::default);
-/// Programs, or versions, that are remembered; above that, all are forgotten.
+/// The most programs and versions that are remembered. A further one makes the process forget all.
 const PROGRAMS_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl InstalledFlagsCache {
             None => (subcommand(&launch.command)?, HELP_OF_VLLM),
             Some(table) => (&launch.command[1..table.flags_begin(&launch.command)?], HELP),
         };
-        // Another argument also makes another identity, and so another file.
+        // The argument is part of the identity, so another argument makes another file.
         let words = &[words, &[help.to_owned()]].concat()[..];
         let program = program_of(launch).ok()?;
         let identity = identity(&program, words)?;
@@ -122,8 +123,8 @@ fn identity(program: &Path, words: &[String]) -> Option<u64> {
 }
 
 /// The names of the `vllm-*.dist-info` and `sglang-*.dist-info` folders in the Python environment
-/// of a program (`ENV/bin/vllm`, `ENV/bin/python`). They change with an upgrade in place, which
-/// need not change the program.
+/// of a program (`ENV/bin/vllm`, `ENV/bin/python`). These names change with an upgrade in place,
+/// which need not change the program.
 fn installed_beside(program: &Path) -> Vec<String> {
     let Some(environment) = program.parent().and_then(Path::parent) else { return Vec::new() };
     let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
@@ -142,7 +143,7 @@ fn installed_beside(program: &Path) -> Vec<String> {
 async fn run_help(program: &Path, words: &[String], launch: &Launch) -> Option<InstalledFlags> {
     let mut command = Command::new(program);
     command.args(words).envs(launch.env.iter().map(|(name, value)| (name, value.expose())));
-    // Wide, so that lists of names are not wrapped.
+    // The terminal is wide, so that lists of names are not wrapped.
     command.env("COLUMNS", "4000").env("NO_COLOR", "1");
     command.stdin(Stdio::null()).kill_on_drop(true);
     let notice = || {

@@ -2,15 +2,15 @@
 //! stopped.
 //!
 //! The argv: `launch.command`, the settings as flags in alphabetical order, then `--host 127.0.0.1`
-//! and `--port` unless set, and `--enable-sleep-mode` for a vLLM with `share`. Of two equal flags
-//! argparse takes the last, so settings override the command.
+//! and `--port` unless set, and `--enable-sleep-mode` for a vLLM with `share`. If a flag is given
+//! twice, argparse takes the last one, so settings override the command.
 //!
 //! The environment: the gateway's, `launch.env`, and these variables unless `launch.env` sets them:
 //! `CUDA_VISIBLE_DEVICES` from `gpu`; `CUDA_DEVICE_ORDER`, because `nvidia-smi` orders devices by
 //! bus; `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` from `mps_percent`; `VLLM_ALLOW_RUNTIME_LORA_UPDATING`
-//! with `enable-lora`, for adapters at run time (with several API servers vLLM would not start).
-//! `VLLM_CACHE_ROOT` is made absolute, so that each start finds the compiled graphs of the last
-//! one.
+//! with `enable-lora`, for adapters at run time (not with several API servers, which would not
+//! start). `VLLM_CACHE_ROOT` is made absolute, so that each start finds the compiled graphs of the
+//! last one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -46,11 +46,11 @@ pub(crate) fn sequences(engine: EngineKind, launch: &Launch, settings: &EngineSe
     Some(flags.int("max-num-seqs")?.saturating_mul(ranks))
 }
 
-/// The least default of `--gpu-memory-utilization`: later versions take more.
+/// The least default of `--gpu-memory-utilization`; later versions have a larger one.
 const MEMORY_SHARE: f64 = 0.9;
 
-/// The part of a device's memory that the engine takes; `None`: unknown, since a script may set it,
-/// or set in bytes.
+/// The part of a device's memory that the engine takes; `None`: it is unknown, since a script may
+/// set it, or it is set in bytes.
 pub(crate) fn memory_share(launch: &Launch, settings: &EngineSettings) -> Option<f64> {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     let is_known = !flags.incomplete && flags.text("kv-cache-memory-bytes").is_none();
@@ -65,8 +65,8 @@ pub(crate) fn gpus(launch: &Launch, settings: &EngineSettings) -> u64 {
     sizes.iter().map(of).fold(1, u64::saturating_mul)
 }
 
-/// Whether two engines of these flags can run next to each other: no flag fixes a port. The ranks
-/// of a server use fixed ports among themselves.
+/// Whether two engines with these flags can run next to each other: no flag fixes a port, and there
+/// is one rank, because several ranks use fixed ports among themselves.
 pub(crate) fn can_run_twice(launch: &Launch, settings: &EngineSettings) -> bool {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     flags.text("port").is_none() && flags.int("data-parallel-size").unwrap_or(1) <= 1
@@ -75,20 +75,21 @@ pub(crate) fn can_run_twice(launch: &Launch, settings: &EngineSettings) -> bool 
 /// The flag of an engine that can sleep.
 const SLEEP_MODE: &str = "enable-sleep-mode";
 
-/// Whether the engine can sleep: its flags say so, or it is a vLLM that gets the flag because it
-/// shares a device.
+/// Whether the engine can sleep, because it has the flag, or because it is a vLLM that gets the
+/// flag for a shared device.
 pub(crate) fn sleeps(launch: &Launch, settings: &EngineSettings) -> bool {
     let flags = EffectiveFlags::new(&launch.command, &exposed(&launch.args, settings).args);
     flags.on(SLEEP_MODE) || gets_sleep_mode(launch, &flags)
 }
 
-/// Whether the flag is added. A script gets no flag that it may not know.
+/// Whether the gateway adds the flag. A script gets no flag that it may not accept.
 fn gets_sleep_mode(launch: &Launch, flags: &EffectiveFlags) -> bool {
     launch.share.is_some() && flags.text(SLEEP_MODE).is_none() && subcommand(&launch.command).is_some()
 }
 
-/// Whether the engine schedules by priority; vLLM's default is fcfs. For another program the words
-/// of the command count. Other engines do not serve lower numbers first by default, as vLLM does.
+/// Whether the engine schedules by priority; vLLM's default is fcfs. For an unknown program the
+/// words of the command count. `false` for other kinds of engines, which do not serve lower numbers
+/// first by default.
 pub(crate) fn schedules_by_priority(engine: EngineKind, launch: &Launch, settings: &EngineSettings) -> bool {
     if engine.rules().flags.is_some() {
         return false;
@@ -157,7 +158,7 @@ impl LaunchPlan {
         settings: &EngineSettings,
         known: Option<&InstalledFlags>,
     ) -> Result<Self, EngineFailure> {
-        // All errors at once: each attempt may cost the operator a restart.
+        // All errors are reported at once, because each attempt may cost the operator a restart.
         let (program, mut wrong) = match program_of(launch) {
             Ok(program) => (program, Vec::new()),
             Err(failure) => (PathBuf::new(), vec![failure]),

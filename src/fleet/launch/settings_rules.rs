@@ -1,7 +1,7 @@
 //! Checks settings against the flags of the installed vLLM: obsolete flags are dropped, unknown
 //! ones refused.
 //!
-//! A flag is obsolete when the behaviour became vLLM's default; it is dropped with a notice. A flag
+//! A flag is obsolete when its behaviour became vLLM's default. It is dropped with a notice. A flag
 //! that was replaced is refused with the name of the new one, because the old value may not fit.
 
 use std::collections::BTreeMap;
@@ -130,7 +130,7 @@ fn check_type(name: &str, value: &ArgValue) -> Result<(), EngineFailure> {
         ServeArgs::parse(&argv)
     };
     match (parsed(value), value) {
-        // Versions differ in flags and choices, but not in types.
+        // Versions of vLLM differ in flags and choices, but not in types, so types can be checked.
         (Ok(_) | Err(ArgsError::Choice(..) | ArgsError::Ambiguous(..)), _) => Ok(()),
         (Err(ArgsError::Unrecognized(words)), _) => {
             match words.trim_start_matches('-').starts_with(name) || words.starts_with("--no-") {

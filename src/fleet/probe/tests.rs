@@ -1,6 +1,6 @@
 //! The prober against engines on loopback.
 //!
-//! The state that it keeps between rounds counts, too.
+//! Some tests are about the state that the prober keeps between rounds.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -47,7 +47,7 @@ fn prober(ports: &[u16]) -> Prober {
     Prober::new(admission, Arc::default())
 }
 
-/// An engine that lists a model at every path; a mute one sends nothing.
+/// An engine that lists a model at every path. A `mute` engine sends nothing.
 async fn engine(mute: bool) -> u16 {
     engine_with("200 OK", mute).await
 }

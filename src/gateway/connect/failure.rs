@@ -1,6 +1,6 @@
 //! Why no address of an engine accepted a connection.
 //!
-//! One address fails with its own error. Several fail with their number and the errors of the first
+//! One failed address gives its error. Several give their number and the errors of the first
 //! [`NAMED_MAX`], so that a log line stays short for a name with a hundred addresses.
 
 use std::net::{IpAddr, SocketAddr};
@@ -35,7 +35,7 @@ pub enum ConnectError {
     Timeout,
 }
 
-/// Failures that an error names.
+/// The most failures that an error names.
 const NAMED_MAX: usize = 4;
 
 fn shown(failures: &[(IpAddr, Box<ConnectError>)]) -> String {

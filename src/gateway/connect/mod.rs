@@ -3,16 +3,17 @@
 //!
 //! A name may have several addresses, of which only some work: `localhost` is `::1` and
 //! `127.0.0.1`, but an engine may listen on one of them; a headless Kubernetes service has an
-//! address for each pod. [`Connector::connect`] tries them as RFC 8305 says: in the resolver's
-//! order with alternating families (`order.rs`), the next one when one fails or after
-//! [`race::ATTEMPT_DELAY`] (`race.rs`). A TLS handshake is part of the attempt. Resolving and all
-//! attempts together take at most the caller's limit.
+//! address for each pod. [`Connector::connect`] tries the addresses as RFC 8305 says, in the
+//! resolver's order with alternating families (`order.rs`). The next address is tried when one
+//! fails or after [`race::ATTEMPT_DELAY`] (`race.rs`). A TLS handshake is part of the attempt.
+//! Resolving and all attempts together take at most the caller's limit.
 //!
-//! `names.rs` keeps the addresses of each name, learns which ones fail, and resolves again in the
-//! background. If all fail, the name is resolved at once, and new addresses are tried.
+//! `names.rs` keeps the addresses of each name, learns which ones fail, and resolves names again in
+//! the background. If all addresses of a name fail, the name is resolved at once, and new addresses
+//! are tried.
 //!
-//! An engine may listen on another port than the configured one ([`Connector::redirect`]): the
-//! endpoint stays the identity of the backend.
+//! An engine may listen on another port than the configured one ([`Connector::redirect`]). The
+//! configured endpoint stays the identity of the backend.
 //!
 //! Bounds: [`names::NAMES_MAX`] names, [`names::ADDRESSES_MAX`] addresses each,
 //! [`race::RUNNING_MAX`] open attempts, one redirection for each engine of the gateway.
@@ -41,7 +42,7 @@ use redirections::Redirections;
 use sluice_config::Address;
 use sluice_config::tls::ClientTls;
 
-/// A connection to an engine: for an `http` URL, or for an `https` URL.
+/// A connection to an engine: plain for an `http` URL, with TLS for an `https` URL.
 pub type EngineStream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 /// Connects to engines. Requests and probes share one: see [`Connector::shared`].
@@ -142,7 +143,7 @@ impl<R: Resolve> Connector<R> {
 /// Opens a TCP connection, and TLS in it if there are settings.
 async fn open(socket: SocketAddr, tls: Option<&ClientTls>) -> Result<EngineStream, ConnectError> {
     let tcp = TcpStream::connect(socket).await.map_err(|error| ConnectError::Tcp(error.to_string()))?;
-    // Fails only on a closed socket; then the first write fails as well.
+    // This call fails only on a closed socket, on which the first write fails as well.
     let _ = tcp.set_nodelay(true);
     match tls {
         None => Ok(Either::Left(tcp)),

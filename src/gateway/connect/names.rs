@@ -2,10 +2,10 @@
 //! [`RESOLVE_AGAIN`].
 //!
 //! - A request waits for the resolver only while no address is known. One query per name is open at
-//!   a time. It runs on a thread for blocking calls, and continues when the request that started it
-//!   is gone.
-//! - If the resolver fails, the addresses stay for [`STALE_MAX`]: a failed name server takes no
-//!   engine down.
+//!   a time. The query runs on a thread for blocking calls, and continues when the request that
+//!   started it is gone.
+//! - If the resolver fails, the addresses stay for [`STALE_MAX`], so that a failed name server
+//!   takes no engine down at once.
 //! - A name without an address is queried again after [`FAILED_AGAIN`].
 //! - An address that failed is tried after the others for [`AVOIDED_FOR`], or until it works. A
 //!   failure also makes the name due to be resolved again.
@@ -36,9 +36,9 @@ const FAILED_AGAIN: Duration = Duration::from_secs(1);
 const STALE_MAX: Duration = Duration::from_secs(60);
 /// How long an address that failed is tried after the others.
 const AVOIDED_FOR: Duration = Duration::from_secs(60);
-/// Names: the backends of a configuration, and of a few earlier ones.
+/// The most names: enough for the backends of a configuration and of a few earlier ones.
 pub(super) const NAMES_MAX: usize = 4 * limits::MAX_BACKENDS;
-/// Addresses of a name; further ones are ignored.
+/// The most addresses of a name; further ones are ignored.
 pub(super) const ADDRESSES_MAX: usize = 128;
 
 /// Finds the addresses of names.
@@ -81,9 +81,9 @@ struct NameState {
     asked: Option<Instant>,
     /// The resolver's message, if the last query failed.
     failure: Option<String>,
-    /// Resolve again at the next use.
+    /// Whether to resolve the name again at its next use.
     is_due: bool,
-    /// Addresses that failed, and until when they come last.
+    /// Addresses that failed, each with the moment until which it is tried last.
     avoided: Vec<(SocketAddr, Instant)>,
 }
 
@@ -101,7 +101,7 @@ impl NameState {
         interleaved(&self.addresses, |address| self.is_avoided(address, now))
     }
 
-    /// Whether the name must be resolved again in the background. Clears the mark.
+    /// Whether the name must be resolved again in the background, which the caller then does.
     fn take_due(&mut self, now: Instant) -> bool {
         let is_old = |asked| now.saturating_duration_since(asked) >= RESOLVE_AGAIN;
         let due = (self.is_due && !self.was_asked_just_now(now)) || self.asked.is_none_or(is_old);
@@ -223,8 +223,8 @@ impl<R: Resolve> Names<R> {
         name.result(Instant::now())
     }
 
-    /// Whether `socket` is an address of the name, and has not failed lately, unless all others
-    /// have.
+    /// Whether `socket` is an address of the name that has not failed lately, or all addresses have
+    /// failed lately.
     pub(super) fn is_current(&self, authority: &str, socket: SocketAddr) -> bool {
         let Some(name) = self.known.get(authority).map(|name| Arc::clone(&name)) else { return false };
         let now = Instant::now();
@@ -263,8 +263,8 @@ impl<R: Resolve> Names<R> {
     }
 
     fn ask_in_background(&self, name: &Arc<Name>) {
-        // One open query suffices. The lock is taken here and not in the task, so a caller whose
-        // addresses all fail waits for this query.
+        // One open query suffices. The lock is taken here and not in the task, so that a caller
+        // whose addresses all fail waits for this query.
         let Ok(open) = Arc::clone(&name.asking).try_lock_owned() else { return };
         let (name, resolver) = (Arc::clone(name), Arc::clone(&self.resolver));
         tokio::spawn(async move {

@@ -19,7 +19,7 @@ pub(super) fn interleaved(addresses: &[SocketAddr], is_avoided: impl Fn(&SocketA
         }
         ordered.extend(pair.into_iter().flatten());
     }
-    // Stable: keeps the order within both parts.
+    // The sort is stable, so it keeps the order within both parts.
     ordered.sort_by_key(|address| is_avoided(address));
     ordered
 }

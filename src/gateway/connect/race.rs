@@ -1,6 +1,6 @@
 //! Attempts at several addresses, of which the first that works wins: RFC 8305, section 5.
 //!
-//! The next address is tried as soon as one fails, or after a delay while an attempt is open: an
+//! The next address is tried as soon as one fails, or after a delay while an attempt is open. So an
 //! address that drops packets costs the delay, not the whole time limit. The delay is
 //! [`ATTEMPT_DELAY`], or less if many addresses share a short limit. Above [`RUNNING_MAX`] open
 //! attempts, the oldest is given up.
@@ -19,7 +19,7 @@ use super::failure::ConnectError;
 /// How long an attempt may be open before the next address is also tried.
 pub(super) const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 const DELAY_MIN: Duration = Duration::from_millis(10);
-/// Open attempts of one call.
+/// The most open attempts of one call.
 pub(super) const RUNNING_MAX: usize = 8;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Raced<T> {
     pub(super) connected: Option<(SocketAddr, T)>,
     /// The attempts that failed before.
     pub(super) failed: Vec<(SocketAddr, ConnectError)>,
-    /// Attempts that began before the winner and were still open.
+    /// Attempts that began before the winner and were still open when it worked.
     pub(super) overtaken: Vec<SocketAddr>,
 }
 
@@ -78,7 +78,6 @@ where
                 if running.is_empty() && next.is_none() {
                     return Raced { connected: None, failed, overtaken: Vec::new() };
                 }
-                // The next address is due now.
                 timer.as_mut().reset(Instant::now());
             }
             RaceEvent::Due => {
@@ -106,7 +105,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(2);
 
-    /// Addresses that each answer after some milliseconds, or never.
+    /// Races addresses that work or fail after some milliseconds. Returns the result, the attempts
+    /// and times, and the duration.
     async fn raced(script: &[(u64, bool)]) -> (Raced<u8>, Vec<(usize, u64)>, u64) {
         let socket = |number: usize| SocketAddr::from(([10, 0, 0, number as u8], 80));
         let addresses: Vec<SocketAddr> = (0..script.len()).map(socket).collect();

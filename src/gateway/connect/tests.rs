@@ -16,12 +16,12 @@ use sluice_config::Endpoint;
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Answers with each script in turn, and repeats the last one.
+/// A resolver that gives each of `answers` in turn, and repeats the last one.
 #[derive(Debug, Default)]
 struct Scripted {
     answers: Mutex<VecDeque<Result<Vec<SocketAddr>, &'static str>>>,
     asked: Mutex<u32>,
-    /// Answers wait for this.
+    /// If set, each answer waits for this.
     gate: Option<Notify>,
 }
 

@@ -1,17 +1,17 @@
-//! Bounds how much one client can change estimates: limited learning, and a factor for
-//! underestimated prompts.
+//! Bounds how much one client can change estimates: limited learning, and a factor for clients
+//! whose prompts were underestimated.
 //!
 //! Without a tokenizer, text that is unlike other clients' text (base64, emoji, random letters) has
-//! up to four times as many tokens as estimated, with which a client could have long prompts placed
-//! as short ones, without a permit. So when the engine reports that a prompt was above the boundary
-//! below which it was placed, later estimates of this client are multiplied by the ratio of
-//! reported to estimated tokens (at most [`MAX_FACTOR`]). The excess over 1 halves every
+//! up to four times as many tokens as estimated. With such text, a client could have long prompts
+//! placed as short ones, without a permit. So when the engine reports that a prompt was above the
+//! boundary below which it was placed, later estimates of this client are multiplied by the ratio
+//! of reported to estimated tokens (at most [`MAX_FACTOR`]). The excess over 1 halves every
 //! [`HALF_LIFE`].
 //!
 //! Learning is limited for the same reason: each client has [`LEARN_BURST`] samples at once, then
-//! one per [`LEARN_INTERVAL`]. Without keys each network has an allowance for learning but no
-//! factor, because many clients may share it. Bound: [`MAX_CLIENTS`] clients of each model; then
-//! the client that was idle longest is forgotten.
+//! one per [`LEARN_INTERVAL`]. Without keys, each network has an allowance for learning but no
+//! factor, because many clients may share the network. Bound: [`MAX_CLIENTS`] clients of each
+//! model; then the client that was idle longest is forgotten.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -25,13 +25,13 @@ use crate::origin::Origin;
 
 /// Clients remembered for each model.
 pub const MAX_CLIENTS: usize = 1_024;
-/// The largest factor: beyond it, text would have more tokens than bytes.
+/// The largest factor. With a larger one, text would have more tokens than bytes.
 pub const MAX_FACTOR: f64 = 8.0;
 /// Time in which the excess of a factor over 1 halves.
 pub const HALF_LIFE: Duration = Duration::from_secs(600);
 /// Underestimates up to this factor are usual and do not count.
 pub const USUAL_ERROR: f64 = 1.1;
-/// Samples of a client that are learned at once.
+/// Samples of a client that may be learned at once.
 pub const LEARN_BURST: u32 = 64;
 /// Time between samples of a client after the burst.
 pub const LEARN_INTERVAL: Duration = Duration::from_secs(1);
@@ -83,8 +83,8 @@ impl Clients {
         self.0.get(&client).map_or(1.0, |known| known.factor(now))
     }
 
-    /// A prompt of this client had `ratio` times as many tokens as estimated, and was placed
-    /// wrongly.
+    /// Notes that a prompt of this client had `ratio` times as many tokens as estimated, and was
+    /// placed wrongly.
     pub fn underestimated(&mut self, client: ClientId, ratio: f64, now: Instant) {
         if !client.is_key || ratio <= USUAL_ERROR {
             return;

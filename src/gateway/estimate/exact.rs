@@ -6,9 +6,9 @@
 //! count to start. If the count does not start in that time, or the text is over [`MAX_TEXT`], the
 //! estimate is used.
 //!
-//! A conversation also costs template tokens that only the engine knows: they are learned as a
-//! moving mean per message, usage minus counted content ([`ExactCounter::learn`]). Prompts with
-//! media are not counted.
+//! A conversation also costs template tokens that only the engine knows. They are learned as a
+//! moving mean per message of the reported usage minus the counted content
+//! ([`ExactCounter::learn`]). Prompts with media are not counted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,18 +24,21 @@ use sluice_core::openai::scan::{Scanner, Text};
 use sluice_core::openai::shape::PromptSink;
 use sluice_core::openai::{Route, prompt};
 
-/// Counts that run at the same time, in competition with the proxy's threads.
+/// The most counts that run at the same time. They compete with the proxy's threads.
 pub const MAX_AT_ONCE: usize = 2;
-/// Bytes of prompt text that are counted: beyond about 250,000 tokens no boundary is near.
+/// The most bytes of prompt text that are counted. Beyond about 250,000 tokens no boundary is near.
 pub const MAX_TEXT: usize = 1 << 20;
-/// The longest wait of a request for a permit: twenty counts of 5,000 tokens.
+/// The longest wait of a request for a permit. In this time, about twenty counts of 5,000 tokens
+/// end.
 pub const MAX_WAIT: Duration = Duration::from_millis(50);
 /// Template tokens per message before any were learned.
 pub const TEMPLATE_PRIOR: f64 = 5.0;
 /// Samples that the mean template cost remembers.
 const TEMPLATE_MEMORY: f64 = 50.0;
-/// Bounds of the learned template tokens per message: every template separates messages by a token.
+/// Lower bound of the learned template tokens per message, because every template separates
+/// messages by a token.
 const TEMPLATE_MIN: f64 = 1.0;
+/// Upper bound of the learned template tokens per message.
 const TEMPLATE_MAX: f64 = 200.0;
 
 /// Why a tokenizer cannot be used.
@@ -295,7 +298,7 @@ mod tests {
             .collect()
     }
 
-    /// Mean relative error over 50 new prompts, after each number of learned ones.
+    /// The mean relative error over 50 new prompts, after each of these numbers of learned prompts.
     fn errors_after(tokenizer: &Tokenizer, learned: &[usize], kinds: &[usize]) -> Vec<f64> {
         let (mut rng, mut ratio, mut seen) = (Rng::new(11), PromptEstimator::default(), 0);
         let mut next = || {

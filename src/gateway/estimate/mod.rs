@@ -1,12 +1,12 @@
 //! How much work a request is, before it is sent: prompt tokens and expected output tokens.
 //!
 //! [`prompt`] estimates prompt tokens from character counts ([`sluice_core::openai::shape`]), with
-//! weights learned from usage; [`clients`] limits how much one client can change them. [`output`]
-//! bounds the length of responses. [`exact`] counts with the model's tokenizer, if one is
-//! configured and the count can change a decision.
+//! weights learned from usage. [`clients`] limits how much one client can change the weights.
+//! [`output`] bounds the length of responses. [`exact`] counts with the model's tokenizer, if one
+//! is configured and the count can change a decision.
 //!
-//! A [`ModelEstimator`] holds the learned state behind a lock, for less than a microsecond and
-//! never across an await.
+//! A [`ModelEstimator`] holds the learned state behind a lock, which is held for less than a
+//! microsecond and never across an await.
 
 pub mod clients;
 pub mod exact;
@@ -60,8 +60,8 @@ pub struct Reported {
     /// The lowest boundary above the estimate: a prompt of this many tokens belongs to another
     /// pool, or needs a permit.
     pub boundary: u64,
-    /// Whether the tokens can be compared with the shape: the request had one text-only prompt that
-    /// the engine read as sent, and the response is complete.
+    /// Whether the tokens can be compared with the shape. They can if the request had one text-only
+    /// prompt that the engine read as sent, and the response is complete.
     pub comparable: bool,
 }
 
@@ -141,7 +141,8 @@ mod tests {
         for second in 0..300 {
             let now = start + Duration::from_secs(second);
             (0..100).for_each(|_| model.learn(&prompt("loud"), reported(4_000), now));
-            // The quiet client sends as often as the estimates may learn from the loud one.
+            // The quiet client sends one request for each one that may be learned from the loud
+            // client.
             model.learn(&prompt("quiet"), reported(1_200), now);
         }
         let tokens = model.estimate(&prompt("quiet"), start + Duration::from_secs(300)).tokens;

@@ -1,10 +1,10 @@
 //! How many output tokens to reserve for a request.
 //!
-//! A reservation should seldom be too small and never absurdly large: the mean plus two standard
-//! deviations of past completions, with weight `1 / `[`MEMORY`] for each new one, within the
-//! request's `min_tokens` and upper bound. After [`OWN_AFTER`] completions of a client, only its
-//! own count, so that one client's long responses do not raise the reservations of others. With
-//! `ignore_eos` the length is exactly the bound.
+//! A reservation should seldom be too small and never absurdly large. So it is the mean plus two
+//! standard deviations of past completions, within the request's `min_tokens` and upper bound. A
+//! new completion has the weight `1 / `[`MEMORY`]. After [`OWN_AFTER`] completions of a client,
+//! only the client's own completions count, so that one client's long responses do not raise the
+//! reservations of others. With `ignore_eos` the length is exactly the bound.
 
 /// Completions that the moving mean and variance remember.
 pub const MEMORY: f64 = 100.0;
@@ -16,9 +16,9 @@ pub const UNSEEN: u64 = 512;
 /// The bounds that a request sets on its output, tokens per sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutputBounds {
-    /// The most; `None`: the context length bounds it.
+    /// The most tokens; `None`: only the context length bounds the output.
     pub max: Option<u64>,
-    /// The least.
+    /// The least tokens.
     pub min: u64,
     /// Whether the output always runs to `max`.
     pub ignore_eos: bool,

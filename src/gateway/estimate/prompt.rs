@@ -17,15 +17,16 @@
 
 use sluice_core::openai::PromptShape;
 
-/// Weight of a sample after each newer one: about 200 samples are remembered.
+/// Factor on the weight of older samples at each new one: about 200 are remembered.
 pub const FORGET: f64 = 0.995;
 /// Strength of the prior, in samples.
 pub const PULL: f64 = 0.002;
 /// The largest ratio between actual and estimated tokens that counts in full.
 pub const SURPRISE: f64 = 4.0;
-/// Errors up to this many standard deviations count in full; larger ones less, by the square.
+/// Errors up to this many standard deviations count in full. The weight of a larger error falls
+/// with the square of the error.
 const TRUSTED: f64 = 3.0;
-/// The same bound as a relative error, for a tiny standard deviation.
+/// [`TRUSTED`] is at least this relative error, in case the standard deviation is tiny.
 const TRUSTED_AT_LEAST: f64 = 0.15;
 /// Relative error assumed before the first sample.
 pub const PRIOR_SPREAD: f64 = 0.35;
@@ -35,18 +36,19 @@ pub const LEARNED_AFTER: u64 = 8;
 const FEATURES: usize = 6;
 type Weights = [f64; FEATURES];
 
-/// Tokens for each letter or blank, other ASCII, other character, blank after a blank, message,
-/// request.
+/// Tokens for each letter or blank, other ASCII character, other character, blank after a blank,
+/// message, and request.
 const PRIOR: Weights = [0.23, 0.55, 0.9, 0.08, 5.0, 1.0];
-/// Lower bounds for the text of all vocabularies in use: English has 0.2 tokens for each letter,
-/// digits 0.33, Chinese 0.6 and Cyrillic 0.25. Runs of one mark (dashes, line breaks) may have
-/// fewer, and are estimated as too long.
+/// Lower bounds of the weights, for text in all vocabularies in use. English has 0.2 tokens for
+/// each letter, digits 0.33, Chinese 0.6 and Cyrillic 0.25. Runs of one mark (dashes, line breaks)
+/// may have fewer, and are estimated as too long.
 const LOW: Weights = [0.15, 0.25, 0.2, 0.01, 2.0, 0.0];
-/// A character has at most one token for each of its UTF-8 bytes.
+/// Upper bounds of the weights. A character has at most one token for each of its UTF-8 bytes.
 const HIGH: Weights = [1.0, 1.0, 4.0, 1.0, 60.0, 200.0];
-/// Rounds of coordinate descent for each sample; enough, because each starts from the last weights.
+/// Rounds of coordinate descent for each sample. They are enough, because the descent starts from
+/// the last weights.
 const ROUNDS: usize = 12;
-/// Samples in the moving average of the error, once it is warm.
+/// Samples that the moving average of the error remembers, once it has seen as many.
 const SPREAD_SAMPLES: f64 = 50.0;
 
 sluice_core::labels! {
@@ -89,7 +91,7 @@ impl PromptEstimate {
     /// tokens.
     pub fn behind(self, stored: u64) -> Self {
         let tokens = self.tokens.saturating_add(stored);
-        // The stored tokens were counted: only the rest is uncertain.
+        // The stored tokens were counted, so only the rest is uncertain.
         let spread = self.spread * self.tokens as f64 / tokens.max(1) as f64;
         Self { tokens, spread, ..self }
     }
@@ -142,10 +144,10 @@ impl PromptEstimator {
     /// Learns that a prompt of this shape had `actual` tokens.
     ///
     /// An error above a factor [`SURPRISE`] counts as that factor, and an unusual error weighs less
-    /// (Huber's idea, squared). Weights never leave their bounds: no text counts as shorter than
-    /// 0.15 tokens for each letter, well below the needs of today's vocabularies. A sample below
-    /// these bounds is ignored, because the engine truncated or partly ignored the prompt; so are
-    /// prompts with media, whose share of the usage is unknown.
+    /// (Huber's idea, squared). Weights never leave the bounds. So no text counts as shorter than
+    /// 0.15 tokens for each letter, which is well below the need of today's vocabularies. A sample
+    /// below these bounds is ignored, because the engine truncated or partly ignored the prompt. A
+    /// prompt with media is ignored, because the media's share of the usage is unknown.
     pub fn learn(&mut self, shape: &PromptShape, actual: u64) {
         if shape.is_exact() || shape.media_parts > 0 || actual <= shape.token_ids {
             return;

@@ -1,9 +1,9 @@
-//! Which arm a request is in, if any.
+//! Assigns requests to the arms of experiments.
 //!
 //! [`Experiments`] lives as long as the gateway and keeps the state of each experiment by name.
 //! When a reload changes the identity of an experiment (arms, weights, models, salt, sticky unit),
-//! it is a new experiment of the same name and starts from zero. The ramp, the keys and the part of
-//! the layer may change without that.
+//! the result is a new experiment of the same name that starts from zero. The ramp, the keys and
+//! the part of the layer are not part of the identity.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -76,11 +76,12 @@ pub struct Assigned {
     pub arm: usize,
     unit: Unit,
     pub(crate) stratum: usize,
-    /// Whether the request is measured: not after an arm was promoted.
+    /// Whether the request is measured. It is not after an arm was promoted.
     measured: bool,
-    /// The arm could not serve the request, so it was served as without the experiment.
+    /// Whether the arm could not serve the request, so that it was served as without the
+    /// experiment.
     pub fell_back: bool,
-    /// The arm could not serve the request for lack of room.
+    /// Whether the arm could not serve the request for lack of room.
     pub lacked_room: bool,
 }
 
@@ -106,7 +107,7 @@ impl Assigned {
         plan.arms.iter().enumerate().filter_map(move |(number, arm)| {
             let may_copy = self.measured && !state.is_stopped(number) && !state.is_waiting(number);
             let shadow = arm.shadow.as_ref().filter(|_| may_copy)?;
-            // Independent of the unit, and of the arm that serves the request.
+            // The draw is independent of the unit, and of the arm that serves the request.
             let draw = plan.hash.draw(Unit::new(format!("copy {number} {id}").as_bytes()));
             let in_flight =
                 (draw < shadow.share).then(|| CopyInFlight::begin(state.copies(number), shadow, now)).flatten()?;
@@ -261,8 +262,8 @@ impl Experiments {
 impl ExperimentSet {
     /// The arm of a request, from the first experiment in which it takes part. `unit` returns the
     /// sticky unit of the request, `may_use` whether the key may use a model. A request that may
-    /// not use the models of all arms takes part in no arm: otherwise the arms would get different
-    /// kinds of requests.
+    /// not use the models of all arms takes part in no arm, because otherwise the arms would get
+    /// different kinds of requests.
     pub fn assign(
         &self,
         subject: &Subject<'_>,

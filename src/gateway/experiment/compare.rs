@@ -1,15 +1,16 @@
-//! Compares two arms: how many times as slow, how many times as many failures, and whether the mix
-//! is right.
+//! Compares two arms: how many times as slow and as often failing the second is, and whether the
+//! mix is right.
 //!
 //! All intervals are valid at every moment ([`always_valid`]), on one assumption: arms are drawn
 //! independently for each unit. If the arms do not differ, the labels say nothing about the
 //! measurements, however heavy the tails are and however correlated concurrent requests are. Only
 //! requests of one unit share a label, so the variance is taken between groups of whole units.
 //!
-//! - [`Pair::ratio`]: difference of means of logarithms, by class and length (post-stratification).
+//! - [`Pair::ratio`]: the difference of the means of logarithms, by class and length
+//!   (post-stratification).
 //! - [`Pair::failures`]: if the arms do not differ, an arm has the same share of failures as of
-//!   requests. Exact for rare events. Failures of the same unit count less, by the design effect:
-//!   the variance between groups over the variance of independent failures.
+//!   requests. This is exact for rare events. Failures of the same unit count less, by the design
+//!   effect, which is the variance between groups over the variance of independent failures.
 //! - [`Pair::mix`]: the share of requests in each arm (sample ratio mismatch), by the same test.
 
 use sluice_core::stats::{Estimate, always_valid};
@@ -21,8 +22,8 @@ use super::unit::GROUPS;
 
 /// Groups with values that an arm must have before it is judged.
 const GROUPS_MIN: usize = 12;
-/// Values that an arm must have before it is judged: the mean of that many logarithms is nearly
-/// normal.
+/// Values that an arm must have before it is judged, because the mean of that many logarithms is
+/// nearly normal.
 const VALUES_MIN: f64 = 100.0;
 /// The failure ratio that [`Pair::surge`] detects soonest.
 const SEVERAL: f64 = 4.0;
@@ -72,15 +73,15 @@ impl Pair<'_> {
     }
 
     /// ln of the evidence that the arm fails more often than the control. Where a unit has several
-    /// requests, units with a failure are counted: the configured share is the probability that
-    /// such a unit is in the arm, however correlated its requests are.
+    /// requests, units with a failure are counted, because the configured share is the probability
+    /// that such a unit is in the arm, however correlated its requests are.
     pub fn surge(&self) -> f64 {
         let (arm, both, expected) = match self.share {
             Some(share) => {
                 let [control, arm] = [self.control, self.arm].map(|ledger| ledger.failed_units.count());
                 (arm, control + arm, share)
             }
-            // Copies are in both arms.
+            // For copies, each unit is in both arms.
             None if self.clustered => return self.failures().evidence,
             None => {
                 let [control, arm] =
@@ -117,7 +118,7 @@ impl Pair<'_> {
         always_valid::share(other / effect, (one + other) / effect, self.confidence)
     }
 
-    /// The rates of an event. Each side: the events, and all requests that could have it.
+    /// The rates of an event. Each side has the events, and all requests that could have the event.
     fn rates(&self, control: (&Counts, &Counts), arm: (&Counts, &Counts)) -> Rates {
         let [(events, all), (arm_events, arm_all)] = [control, arm].map(|(events, all)| (events.total(), all.total()));
         let expected = arm_all / (all + arm_all);
@@ -197,20 +198,20 @@ fn weighted_mean(side: &ByStratum, weights: &[f64; STRATA]) -> (f64, f64, usize)
 /// The rates of an event in two arms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Share of the control's requests.
+    /// Share of the control's requests that have the event.
     pub control: f64,
-    /// Share of the arm's requests.
+    /// Share of the arm's requests that have the event.
     pub arm: f64,
-    /// The arm's rate over the control's, at all times.
+    /// The arm's rate over the control's, with an interval that is valid at all times.
     pub times: Estimate,
     /// ln of the evidence that the arm's rate is higher.
     pub evidence: f64,
 }
 
-/// How many events are worth one independent event, because a unit may have several: the variance
-/// between groups of the events beyond rate times requests, over the variance of independent events
-/// (index of dispersion), at least 1. One number for both arms, because by chance one of them may
-/// have only small units. Each side: the events and all requests.
+/// How many events are worth one independent event, because a unit may have several. It is the
+/// variance between groups of the events beyond rate times requests, over the variance of
+/// independent events (index of dispersion), at least 1. Both arms get one number, because by
+/// chance one of them may have only small units. Each side has the events and all requests.
 fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
     let (mut variance, mut independent) = (0.0, 0.0);
     for (events, all) in sides {
@@ -220,7 +221,7 @@ fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
         }
         let groups = all.groups() as f64;
         let spread: f64 = events.0.iter().zip(&all.0).map(|(one, all)| (one - rate * all).powi(2)).sum();
-        // A single group shows nothing: assume one unit.
+        // A single group shows nothing, so all events are taken to be of one unit.
         variance += if groups > 1.0 { spread * groups / (groups - 1.0) } else { count * count };
         independent += count;
     }
@@ -228,8 +229,8 @@ fn together(sides: [(&Counts, &Counts); 2]) -> f64 {
 }
 
 /// How many requests are worth one independent request, because all requests of a unit are in one
-/// arm: the variance between groups of the arm's requests beyond its share, over the variance of
-/// independent requests. At least 1.
+/// arm. It is the variance between groups of the arm's requests beyond its share, over the variance
+/// of independent requests, at least 1.
 fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     if !(share > 0.0 && share < 1.0) {
         // The groups of the other arm show whether requests come in clusters.
@@ -240,15 +241,16 @@ fn of_units(control: &Counts, arm: &Counts, share: f64) -> f64 {
     (spread / (share * (1.0 - share) * events)).max(1.0)
 }
 
-/// Variance over mean of the counts of groups, at least 1: the value for independent events.
+/// The variance of the counts of groups over their mean, and at least 1, which is the value for
+/// independent events.
 fn dispersion(counts: &Counts) -> f64 {
     let mean = counts.total() / GROUPS as f64;
     let spread: f64 = counts.0.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / (GROUPS - 1) as f64;
     if mean > 0.0 { (spread / mean).max(1.0) } else { 1.0 }
 }
 
-/// The quantile `q` of a quantity, to 5 %, valid at all times with `confidence`; unbounded where
-/// values are too few.
+/// The quantile `q` of a quantity, to 5 %, with an interval that is valid at all times with
+/// `confidence`, and unbounded where values are too few.
 pub fn quantile(ledger: &ArmLedger, quantity: Quantity, q: f64, clustered: bool, confidence: f64) -> Option<Estimate> {
     let values = &ledger.quantities[quantity as usize];
     let value = values.value_at(q)?;
@@ -293,7 +295,8 @@ mod tests {
             ledger.add(&Observation {
                 origin: Origin::default(),
                 blamed: true,
-                // Short and long prompts of one range of lengths: only the class separates them.
+                // Short and long prompts are in one range of lengths, so only the class separates
+                // them.
                 stratum: stratum(usize::from(is_long && by_class), 3_000),
                 cell: rng.below(64) as u16,
                 values: [Some(time); Quantity::ALL.len()],

@@ -1,4 +1,5 @@
-//! Counts of events by the group of their unit (see [`unit`](super::unit)), and counts of units.
+//! Counts of events by the group of the event's unit (see [`unit`](super::unit)), and counts of
+//! units.
 //!
 //! The spread between groups shows how far events come in clusters, several of one unit. Bounds:
 //! one number for each group; one bit for each cell of units.
@@ -38,7 +39,7 @@ pub(super) struct UnitCells(Vec<u64>);
 
 impl UnitCells {
     pub(super) fn insert(&mut self, cell: u16) {
-        // Allocated late, because most experiments never need it.
+        // The bits are allocated late, because most experiments never need them.
         self.0.resize(CELLS / 64, 0);
         self.0[usize::from(cell) / 64] |= 1 << (cell % 64);
     }

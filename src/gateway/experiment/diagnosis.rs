@@ -24,11 +24,12 @@ const MAX_ENGINES: usize = 16;
 const MAX_NAMES: usize = 64;
 /// Looks at an engine before a conclusion.
 const LOOKS_MIN: u64 = 10;
-/// Least share of looks with too few slots for the cause `slots`.
+/// The cause `slots` needs at least this share of looks with too few slots.
 const CROWDED_MIN: f64 = 0.05;
 /// Prompts with a known cached share, in each arm, before the prefix cache is judged.
 const PROMPTS_MIN: f64 = 100.0;
-/// Least difference by which the arm's cached share of prompt tokens is below the control's.
+/// The cause `prefix cache` needs a cached share of prompt tokens that is at least this much below
+/// the control's.
 const CACHED_MIN: f64 = 0.1;
 
 /// The adapters of an engine at one moment, according to the metrics.
@@ -62,7 +63,7 @@ pub struct EngineLooks {
     /// were in use.
     looks: u64,
     /// Number of looks that found deferred requests while all slots were in use. If the engine does
-    /// not say whether it defers: number of looks that found more adapters than slots in use.
+    /// not say whether it defers, number of looks that found more adapters in use than slots.
     crowded: u64,
     names: Vec<String>,
 }
@@ -225,7 +226,7 @@ mod tests {
     use crate::experiment::{Ending, ExperimentReport, Experiments, Observation, tests};
     use crate::origin::Origin;
 
-    /// An engine with adapters in use. The arm's adapter is "lora", of rank 16.
+    /// An engine with adapters in use. The arm's adapter is "lora", with rank 16.
     fn engine(backend: &str, slots: u64, host: Option<u64>, in_use: &[&str]) -> EngineAdapters {
         let in_use = in_use.iter().map(|name| ((*name).to_owned(), (*name == "lora").then_some(16))).collect();
         EngineAdapters { backend: backend.to_owned(), slots, host, rank: Some(16), in_use, defers: None }
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn too_few_slots_are_named_with_the_engine_and_what_to_set() {
-        // As in vLLM: the adapter that waits is not listed, and requests are deferred.
+        // As in vLLM, the adapter that waits is not listed, and requests are deferred.
         let of = |slots, names: &[&str], defers| EngineAdapters { defers, ..engine("p/a", slots, Some(4), names) };
         let turns = |slots, defers| [of(slots, &["chat"], defers), of(slots, &["lora"], defers)];
         let found = causes_of(&turns(1, Some(true)), 10);

@@ -1,11 +1,11 @@
 //! How often verdicts and stops are wrong, and how soon they come, for simulated requests with a
 //! known truth.
 //!
-//! Latencies are log-normal (sigma 1), one of 100 ten times as long, times 1 plus the waiting time
-//! of an M/M/1 queue at 80 %, so that waves reach both arms. Users send 1 to 40 requests each, at a
-//! personal pace (sigma 0.5). Half of the prompts are short. The experiment is reviewed every
-//! [`Truth::look`] requests, the guardrails after each. Short versions run with the other tests;
-//! the full ones take about two hours of one core:
+//! Latencies are log-normal (sigma 1), and one of 100 is ten times as long. They are multiplied by
+//! 1 plus the waiting time of an M/M/1 queue at 80 %, so that waves reach both arms. Users send 1
+//! to 40 requests each, at a personal pace (sigma 0.5). Half of the prompts are short. The
+//! experiment is reviewed every [`Truth::look`] requests, the guardrails after each. Short versions
+//! run with the other tests; the full ones take about two hours of one core:
 //!
 //! ```sh
 //! cargo test --release -p sluice-gateway --lib experiment::evidence -- --ignored --nocapture \
@@ -32,7 +32,7 @@ struct Truth {
     slower: f64,
     /// Shares of requests that fail in control and arm.
     errors: [f64; 2],
-    /// All requests of a user fail, or none.
+    /// Whether all requests of a user fail, or none.
     by_user: bool,
     requests: u64,
     sticky: &'static str,
@@ -56,7 +56,7 @@ struct Simulated {
     hash: UnitHash,
     state: ExperimentState,
     rng: Rng,
-    /// Waiting time of the queue.
+    /// Waiting time of the queue, in mean service times.
     wait: f64,
     request: u64,
     user: User,
@@ -67,7 +67,7 @@ struct Simulated {
 struct User {
     left: usize,
     pace: f64,
-    /// Decides whether this user's requests fail.
+    /// Random number that decides whether this user's requests fail.
     luck: f64,
 }
 
@@ -125,7 +125,7 @@ impl Simulated {
         self.state.observe(&self.plan, arm, &observation);
     }
 
-    /// Requests of the arm when it was stopped.
+    /// The number of the arm's requests when the arm was stopped.
     fn stopped_after(&self) -> Option<u64> {
         self.state.is_stopped(1).then(|| self.state.progress().arms[1].requests())
     }
@@ -199,7 +199,7 @@ fn in_time(stops: &[u64]) -> usize {
 fn arms_that_do_not_differ_are_seldom_called_different_however_often_one_looks() {
     for sticky in ["user", "request"] {
         let ([better, worse, ..], _) = tally(0..30, Truth { sticky, requests: 3_000, ..SAME });
-        // At 5 % more than 4 of 30 happen once in 70 runs; the seeds are fixed.
+        // At 5 % each, more than 4 of 30 would happen once in 70 runs. The seeds are fixed.
         assert!(better + worse <= 4, "{better} better and {worse} worse of 30");
     }
 }
@@ -219,7 +219,7 @@ const BROKEN: Truth = Truth { errors: [0.005, 0.1], requests: 1_000, sticky: "re
 #[test]
 fn an_arm_with_many_errors_is_stopped_within_200_of_its_requests() {
     let stops = stops(0..100, BROKEN);
-    // 99.4 % of 2,000; the seeds are fixed.
+    // In 2,000 runs, 99.4 % were stopped in time. The seeds are fixed.
     assert!(in_time(&stops) >= 98, "{stops:?}");
 }
 
@@ -227,7 +227,7 @@ fn an_arm_with_many_errors_is_stopped_within_200_of_its_requests() {
 fn arms_that_fail_alike_are_seldom_stopped() {
     for (sticky, by_user, errors) in [("request", false, 0.01), ("user", false, 0.1), ("user", true, 0.1)] {
         let stops = stops(0..60, Truth { sticky, by_user, errors: [errors; 2], requests: 3_000, ..SAME });
-        // At 5 % more than 6 of 60 happen once in 30 runs; the seeds are fixed.
+        // At 5 % each, more than 6 of 60 would happen once in 30 runs. The seeds are fixed.
         assert!(stops.len() <= 6, "{sticky} {by_user}: {stops:?}");
     }
 }

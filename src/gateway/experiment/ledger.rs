@@ -3,8 +3,8 @@
 //! Requests are separated by class (`[[class]]`) and prompt length (*strata*), so that arms with
 //! unequal mixes can be compared; and by the group of their unit (see [`unit`](super::unit)), so
 //! that the spread between groups shows the amount of chance, including correlation within units.
-//! For each quantity a group keeps a count and a sum of logarithms: the ratio of two geometric
-//! means is the factor by which one arm is slower, and a heavy tail cannot dominate it.
+//! For each quantity a group keeps a count and a sum of logarithms. The ratio of two geometric
+//! means is the factor by which one arm is slower, and a heavy tail cannot dominate this ratio.
 //!
 //! Failures and missed objectives count by origin (`origins.rs`), so that no client alone decides
 //! about an arm. Bound: about 21 KiB for each arm and stratum with requests, at most [`STRATA`].
@@ -26,9 +26,9 @@ const RANGES: usize = LENGTHS.len() + 1;
 /// The most strata: the ranges of each class, and of requests in no class.
 pub const STRATA: usize = RANGES * (MAX_CLASSES + 1);
 const BIN: f64 = 1.05;
-/// Smaller values count as this: 10 us, or 0.01 tokens.
+/// Smaller values count as this value: 10 us, or 0.01 tokens.
 const SMALLEST: f64 = 1e-5;
-/// Bins up to 1,000 s, or a million tokens.
+/// Number of bins. They reach to 1,000 s, or a million tokens.
 const BINS: usize = 378;
 
 /// The stratum of a request, by the position of the class and the length of the prompt.
@@ -87,7 +87,7 @@ pub enum Ending {
     Completed,
     /// The arm failed: an error, a timeout, no capacity, or a request that it could not serve.
     Failed,
-    /// The client left, or the request was refused: says nothing about the arm.
+    /// The client left, or the request was refused, which says nothing about the arm.
     Other,
 }
 
@@ -97,8 +97,8 @@ pub struct Observation {
     /// The client.
     pub origin: Origin,
     /// Whether a failure or a missed objective counts against the arm. It does not if the request
-    /// was shed from pools that all arms share, or if the origin has too many of them
-    /// (`origins.rs`).
+    /// was shed from pools that all arms share, or if too many failures or misses come from the
+    /// origin (`origins.rs`).
     pub blamed: bool,
     /// The stratum; see [`stratum`].
     pub stratum: usize,
@@ -110,7 +110,8 @@ pub struct Observation {
     pub ending: Ending,
     /// Whether the request missed an objective; `None` without objectives.
     pub missed: Option<bool>,
-    /// The arm could not serve the request; it was served as without the experiment.
+    /// Whether the arm could not serve the request, so that it was served as without the
+    /// experiment.
     pub fell_back: bool,
     /// Prompt tokens from the engine's prefix cache, and all prompt tokens, if the engine reports
     /// them.
@@ -159,7 +160,7 @@ impl Sums {
 /// The sums of each stratum; a stratum without values has none.
 ///
 /// Strata that earlier versions saved, one for each range of lengths, are read as the strata of the
-/// first class: any division that does not depend on the arm is right.
+/// first class. This is right, as is any division that does not depend on the arm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct ByStratum(Vec<Option<Sums>>);
 
@@ -208,7 +209,7 @@ pub struct ArmLedger {
     pub(super) requests: Counts,
     /// Ended requests that count as served or failed.
     pub(super) ended: Counts,
-    /// Of these, the failed ones.
+    /// Ended requests that count as failed.
     pub(super) failed: Counts,
     #[serde(default)]
     pub(super) failed_units: UnitCells,

@@ -1,13 +1,13 @@
 //! How many of an arm's failures and missed objectives one client may contribute.
 //!
-//! A client may choose its arm by a user name, and may fail on purpose. While there are several
-//! origins, the failures of one count only if others confirm them: its failure rate is at most
-//! [`CONFIRMED`] times the rate of all others together, or it has no more failures than they have
-//! plus one. So an arm that fails for every client is found, and an arm that fails for a single
-//! client has one failure.
+//! A client may choose an arm by the user name that it sends, and may fail on purpose. While there
+//! are several origins, the failures of one origin count only if others confirm them. They do if
+//! its failure rate is at most [`CONFIRMED`] times the others' rate, or if it has at most one
+//! failure more than all others together. So an arm that fails for every client is found, and an
+//! arm that fails for a single client has one failure.
 //!
 //! Bound: [`ORIGINS_MAX`]; above this, a new origin replaces the one with the fewest requests,
-//! whose requests then count among the others.
+//! which then count among the others'.
 
 use super::ledger::{Ending, Observation};
 use crate::origin::Origin;

@@ -1,7 +1,7 @@
 //! A configured experiment, in the form that assignment reads.
 //!
-//! Built from a valid configuration, so nothing fails here. Names of pools and backends are
-//! positions in the configuration. The *identity* of a plan says whether measurements under an
+//! A plan is built from a valid configuration, so nothing fails here. Names of pools and backends
+//! are positions in the configuration. The *identity* of a plan says whether measurements under an
 //! earlier configuration belong to the same experiment.
 
 use std::sync::Arc;
@@ -28,13 +28,13 @@ pub struct ExperimentPlan {
     pub hash: UnitHash,
     /// When the ramp begins; `None`: at the first start.
     pub begins: Option<Timestamp>,
-    /// Whether it runs without being started by hand.
+    /// Whether the experiment runs without being started by an operator.
     pub running: bool,
-    /// A hash of all that decides in which arm a unit is, and of how the arms serve.
+    /// A hash of everything that decides in which arm a unit is, and how the arms serve.
     pub identity: u64,
     /// How the experiment is judged.
     pub rules: Rules,
-    /// The classes of the configuration, and last of requests in none.
+    /// The classes of the configuration, and at the end the class for requests in none.
     pub classes: Vec<String>,
     /// Whether the same pools and backends serve all arms.
     pub shares_pools: bool,
@@ -71,7 +71,7 @@ pub struct ArmPlan {
     pub share: f64,
     /// The budget of copies of a shadow arm, which has no units.
     pub shadow: Option<Shadow>,
-    /// Draws below this, and not below the bound of the arm before, belong to this arm.
+    /// Draws from the bound of the arm before up to this bound belong to this arm.
     until: f64,
     /// The model name to send upstream, and the declared model.
     pub model: Option<(Arc<str>, ModelId)>,
@@ -152,7 +152,7 @@ impl ExperimentPlan {
     pub fn arm_of(&self, draw: f64) -> usize {
         let has_units = |arm: &ArmPlan| arm.shadow.is_none();
         let found = self.arms.iter().position(|arm| has_units(arm) && draw < arm.until);
-        // Rounding may leave the last range a little below 1.
+        // Rounding may leave the end of the last range a little below 1.
         found.or_else(|| self.arms.iter().rposition(has_units)).unwrap_or_default()
     }
 }
@@ -173,7 +173,7 @@ fn shares_pools(experiment: &sluice_config::Experiment, config: &Config) -> bool
     })
 }
 
-/// Built from names, so that changed positions in the file do not matter.
+/// The identity, built from names, so that changed positions in the file do not matter.
 fn identity(experiment: &sluice_config::Experiment, salt: &str, config: &Config) -> u64 {
     let models = match &experiment.models {
         ModelScope::All => vec!["*"],

@@ -1,8 +1,8 @@
 //! Quality next to speed: how answers end, without keeping their text, and how users rate them.
 //!
-//! An answer that ends at the token limit is cut off; an answer that is marked as a refusal did not
-//! help. Users rate answers as good or bad through the admin API, by request id; a second rating
-//! replaces the first.
+//! An answer that ends at the token limit is cut off. An answer that the engine marks as a refusal
+//! did not help. Users rate answers as good or bad through the admin API, by request id; a second
+//! rating replaces the first.
 //!
 //! Bounds: the latest [`RATEABLE`] answers of an experiment can be rated, 50 bytes each, and none
 //! from before a restart of the gateway.
@@ -66,7 +66,7 @@ impl Quality {
 
 #[derive(Clone, Copy, Debug)]
 struct Rateable {
-    /// The number of the answer; wraps around.
+    /// The number of the answer, which wraps around.
     number: u32,
     arm: u8,
     group: u8,
@@ -86,7 +86,7 @@ impl AnswerIds {
     /// Notes an answer. An id that a client uses again refers to the latest answer.
     pub(super) fn note(&mut self, request_id: &str, arm: usize, group: usize) {
         let id = XxHash3_64::oneshot(request_id.as_bytes());
-        // There are few arms and 64 groups.
+        // Both numbers fit, because there are few arms and 64 groups.
         let answer = Rateable { number: self.next, arm: arm as u8, group: group as u8, rating: None };
         if self.order.len() >= RATEABLE
             && let Some((oldest, number)) = self.order.pop_front()

@@ -43,7 +43,7 @@ pub struct ExperimentReport {
     pub phase: String,
     /// The arm that was promoted.
     pub promoted: Option<String>,
-    /// Why it is in that phase, unless an operator put it there.
+    /// Why the experiment is in this phase, unless an operator put it there.
     pub why: Option<String>,
     /// The kind of unit that stays in one arm.
     pub sticky: String,
@@ -101,9 +101,9 @@ pub struct ArmReport {
 /// How the answers of an arm ended and were rated.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QualityReport {
-    /// How many ended for each reason, if the engine says so.
+    /// How many answers ended for each reason, if the engine names reasons.
     pub finish: Vec<(FinishReason, u64)>,
-    /// How many are marked as refusals.
+    /// How many answers are marked as refusals.
     pub refused: u64,
     /// How many answers users rated as bad, and how many they rated.
     pub bad_ratings: (u64, u64),
@@ -114,7 +114,7 @@ pub struct QualityReport {
 pub struct CopiesReport {
     /// Of the requests that take part, the share that is copied to the arm.
     pub share: f64,
-    /// In flight now.
+    /// Copies in flight now.
     pub in_flight: u32,
     /// How many ended with each outcome since the gateway started.
     pub ended: Vec<(CopyOutcome, u64)>,
@@ -155,14 +155,14 @@ pub struct ComparisonReport {
     /// Answers that were cut off at their token limit, refusals, and bad ratings among all ratings.
     #[serde(default)]
     pub quality: Vec<RateReport>,
-    /// The arm's share of the requests of both arms, if certainly not the configured one.
+    /// The arm's share of the requests of both arms, if this is certainly not the configured share.
     pub mismatch: Option<Range>,
     /// Why an arm with another model is slow: known causes for adapters.
     #[serde(default)]
     pub diagnosis: Vec<Diagnosis>,
 }
 
-/// A quantity of an arm over the control's, minus 1.
+/// A quantity in an arm over the same in the control, minus 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChangeReport {
     /// The quantity.

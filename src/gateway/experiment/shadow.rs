@@ -72,7 +72,7 @@ impl ArmCopies {
             return false;
         }
         *due = Some(now + Duration::from_secs_f64(1.0 / budget.per_second));
-        // Under the lock, no other copy begins in between.
+        // The lock is held, so no other copy begins in between.
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         true
     }

@@ -1,9 +1,9 @@
 //! The phase and the measurements of an experiment: kept across reloads while the identity is the
 //! same.
 //!
-//! Whether and where a request takes part is read without a lock; finished requests are added under
-//! one, about a microsecond each. A guardrail is checked after every request that failed or missed
-//! an objective; everything else once a second, by [`ExperimentState::review`].
+//! Whether and where a request takes part is read without a lock. A finished request is added under
+//! a lock, in about a microsecond. The guardrails are checked after every request that failed or
+//! missed an objective. Everything else is computed once a second, by [`ExperimentState::review`].
 //!
 //! Bounds: the ledger of each arm (see [`ledger`](super::ledger)) and [`HISTORY`] moments.
 
@@ -160,8 +160,9 @@ impl ExperimentState {
         self.phase.store(number, Ordering::Release);
     }
 
-    /// Sets the phase that an operator orders. If an arm was stopped, starting again starts it,
-    /// too, and all measurements from zero, because the old ones would break the guardrail again.
+    /// Sets the phase that an operator orders. If an arm was stopped, a new start also starts this
+    /// arm, and begins all measurements at zero, because the old ones would break the guardrail
+    /// again.
     pub fn order(&self, phase: Phase) {
         let mut progress = self.progress.lock();
         progress.why = None;
@@ -186,7 +187,7 @@ impl ExperimentState {
     }
 
     /// Whether requests must be served without the experiment, because `arm`, or any arm that they
-    /// could be in, waits for a model: compared arms must have requests of the same time.
+    /// could be in, waits for a model. Compared arms must have requests of the same time.
     pub(super) fn holds(&self, plan: &ExperimentPlan, promoted: Option<usize>) -> bool {
         let waiting = self.waiting.load(Ordering::Acquire) & !self.stopped.load(Ordering::Acquire);
         waiting != 0
@@ -203,8 +204,8 @@ impl ExperimentState {
     }
 
     /// Notes whether a ready backend of an arm serves the arm's model; `None`: no backend is ready.
-    /// With `None`, an arm whose model was served before does not wait: the engine has failed, so a
-    /// guardrail decides. Returns whether a wait has started or ended.
+    /// With `None`, an arm whose model was served before does not wait. The engine has failed, so a
+    /// guardrail must decide. Returns whether a wait has started or ended.
     pub fn note_served(&self, arm: usize, served: Option<bool>) -> bool {
         let bit = 1 << arm;
         let before = match served {

@@ -1,5 +1,5 @@
-//! Assignment by itself: shares are hit, a ramp moves no unit, gateways agree, and other requests
-//! stay out.
+//! Assignment alone: arms get the configured shares, a ramp moves no unit, gateways agree, and
+//! other requests stay out.
 
 use jiff::Timestamp;
 
@@ -130,7 +130,7 @@ fn few_units_share_a_cell() {
     let hash = UnitHash::new("default", "salt");
     let cells: std::collections::BTreeSet<u16> =
         (0..1_000u64).map(|user| hash.cell(Unit::new(&user.to_le_bytes()))).collect();
-    // Expected: 1,000 - 1,000^2 / (2 x 65,536) = 992.
+    // The expected number is 1,000 - 1,000^2 / (2 x 65,536) = 992.
     assert!(cells.len() > 980, "{}", cells.len());
 }
 
@@ -142,7 +142,7 @@ fn groups_are_independent_of_arms_and_equally_large() {
         let unit = Unit::new(&number.to_le_bytes());
         counts[usize::from(hash.draw(unit) < 0.4)][super::unit::group_of(hash.cell(unit))] += 1;
     }
-    // Means of 6,000 and 4,000; six standard deviations.
+    // The means are 6,000 and 4,000. The bounds are six standard deviations away.
     assert!(counts[0].iter().all(|count| (5_535..6_465).contains(count)), "{:?}", counts[0]);
     assert!(counts[1].iter().all(|count| (3_620..4_380).contains(count)), "{:?}", counts[1]);
 }
@@ -443,7 +443,8 @@ fn the_history_is_bounded_and_covers_the_whole_time() {
     assert!(gaps.iter().all(|gap| *gap < 200_000 && *gap > 0), "{gaps:?}");
 }
 
-/// Whether the arm is stopped when `requests` end: each an origin, an arm, and whether it failed.
+/// Whether the arm is stopped when `requests` end. Each request has an origin, an arm, and whether
+/// it failed.
 fn stops(requests: impl Iterator<Item = (u64, usize, bool)>) -> bool {
     let experiments = Experiments::default();
     experiments.configure(&config(&experiment("x", "sticky = \"user\"")));

@@ -4,9 +4,9 @@
 //! A *unit* stays in one arm: an end user, a key, a session, or a single request. Two independent
 //! hashes of the name decide:
 //!
-//! - The *place* in the layer, in `[0, 1)`: the experiment owns a part of the layer, and units
-//!   below the current share of the ramp in that part take part. A ramp only raises the share, so
-//!   units only join.
+//! - The *place* in the layer, in `[0, 1)`. The experiment owns a part of the layer, and the units
+//!   below the current share of the ramp within that part take part. A ramp only raises the share,
+//!   so units only join.
 //! - The *draw*, in `[0, 1)`, decides the arm by the weights ([`UnitHash::draw`]).
 
 use twox_hash::XxHash3_64;
@@ -54,8 +54,8 @@ impl UnitHash {
         share_of(XxHash3_64::oneshot_with_seed(self.salt, &unit.0.to_le_bytes()))
     }
 
-    /// The cell of a unit: one of [`CELLS`], independent of the arm. Among few units, hardly any
-    /// share a cell.
+    /// The cell of a unit: one of [`CELLS`], independent of the arm. If there are few units, hardly
+    /// any two share a cell.
     pub fn cell(&self, unit: Unit) -> u16 {
         XxHash3_64::oneshot_with_seed(!self.salt, &unit.0.to_le_bytes()) as u16
     }

@@ -2,8 +2,8 @@
 //!
 //! Each arm is compared with the control in TTFT, TPOT, E2EL, failures and missed objectives. Each
 //! comparison may be wrong with a part of 1 - confidence (Bonferroni), at any time. So arms that do
-//! not differ are called "better" or "worse" with probability at most 1 - confidence, however often
-//! one looks.
+//! not differ are called "better" or "worse" with a probability of at most 1 - confidence, however
+//! often the verdict is read.
 //!
 //! | verdict | when |
 //! |---|---|
@@ -12,11 +12,11 @@
 //! | no difference within x % | otherwise, every latency is certainly within the minimum effect |
 //! | not yet | anything else |
 //!
-//! A guardrail stops an arm when harm is certain, and has a separate 1 - confidence: most of it for
-//! a surge of failures, the rest for any more failures and for missed objectives. A stop is no
-//! verdict. Quality (answers cut off, refused or rated as bad) is no part of the verdict, but an
-//! arm with certainly worse answers is not promoted. A wrong mix ([`MISMATCH`]) means that no
-//! measurement can be trusted.
+//! A guardrail stops an arm when harm is certain, and has a separate 1 - confidence. Most of this
+//! is for a surge of failures, the rest for a smaller rise of failures and for missed objectives. A
+//! stop is no verdict. Quality (answers cut off, refused or rated as bad) is no part of the
+//! verdict, but an arm with certainly worse answers is not promoted. A wrong mix ([`MISMATCH`])
+//! means that no measurement can be trusted.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,16 +27,17 @@ use sluice_config::Sticky;
 use sluice_core::stats::compare::each_of;
 use sluice_core::stats::{Change, Estimate, Sense, Verdict, always_valid};
 
-/// The part of 1 - confidence for failures: a failing arm must be stopped after few requests.
+/// The part of 1 - confidence for failures. It is large, because few requests must suffice to find
+/// a failing arm.
 const FAILURES_PART: f64 = 0.4;
 /// The part for each other comparison.
 const OTHERS_PART: f64 = (1.0 - FAILURES_PART) / (Quantity::JUDGED.len() + 1) as f64;
 /// The guardrail's part for [`Pair::surge`].
 const SURGE_PART: f64 = 0.75;
-/// The guardrail's part for any more failures, and for missed objectives.
+/// The guardrail's part for a smaller rise of failures, and again for missed objectives.
 const GUARD_PART: f64 = (1.0 - SURGE_PART) / 2.0;
-/// Confidence that the mix is wrong: high, because every experiment is checked, and a false alarm
-/// costs trust.
+/// Confidence that the mix is wrong. It is high, because every experiment is checked, and a false
+/// alarm costs trust.
 const MISMATCH: f64 = 0.999;
 /// The names of the rates in [`Comparison::quality`].
 pub const QUALITY: [&str; 3] = ["answers cut off at their token limit", "refusals", "bad ratings"];
@@ -100,8 +101,8 @@ pub struct Comparison {
     pub failures: (Rates, bool),
     /// Missed objectives, and whether they are certainly more than the control's.
     pub misses: (Rates, bool),
-    /// The rates of [`QUALITY`], each with whether it is certainly higher than the control's, by
-    /// itself, with [`Pair::confidence`].
+    /// The rates of [`QUALITY`], each with whether it is certainly higher than the control's. Each
+    /// is judged separately, with [`Pair::confidence`].
     pub quality: [(Rates, bool); 3],
     /// The arm's share of the requests of both arms, if it is not as configured.
     pub mismatch: Option<Estimate>,
@@ -137,7 +138,7 @@ fn of_arm(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Comparis
         failures,
         misses,
         quality: pair.quality().map(|rates| (rates, is_sure(&pair, &rates))),
-        // The number of copies depends on the room for them.
+        // A shadow arm has no mix: its copies depend on free room.
         mismatch: (plan.arms[arm].shadow.is_none() && !mix.contains(expected)).then_some(mix),
         broken: guard(plan, measured, arm),
     }
@@ -156,8 +157,8 @@ fn pair<'a>(plan: &ExperimentPlan, measured: Measured<'a>, arm: usize, part: f64
     Pair { control: measured.control_of(arm), arm: &measured.arms[arm], clustered, confidence, share }
 }
 
-/// The guardrail that an arm has broken. Cheap: called after every request that failed or missed an
-/// objective.
+/// The guardrail that an arm has broken. It must be cheap, because it is called after every request
+/// that failed or missed an objective.
 pub fn guard(plan: &ExperimentPlan, measured: Measured<'_>, arm: usize) -> Option<&'static str> {
     let guardrail = &plan.rules.guardrail;
     let [surge, other] = [SURGE_PART, GUARD_PART].map(|part| pair(plan, measured, arm, part));

@@ -22,7 +22,8 @@ pub(super) const LINGER_CLOSING: Duration = Duration::from_secs(1);
 
 pub(super) enum Next {
     Request,
-    /// Closed, after the client had this long to finish sending and to read the response.
+    /// The connection is closed after the client had this long to finish sending and to read the
+    /// response.
     Close {
         linger: Duration,
     },

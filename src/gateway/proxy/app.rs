@@ -99,10 +99,11 @@ impl Gateway {
             let server = &self.flow.routing_table().config.server;
             HeadTimes { idle: server.keepalive, head: server.header_timeout }
         };
-        // `head::read` has deadlines for the whole head: pingora's restart with each read.
+        // `head::read` has deadlines for the whole head, while pingora's deadlines restart with
+        // each read.
         session.set_keepalive(Some(0));
         session.set_read_timeout(None);
-        // Keeps pipelined requests. Bytes after a body do not mean that the client disconnected.
+        // Keeps pipelined requests, so that bytes after a body do not count as a disconnect.
         session.set_pipelining_enabled(true);
         head::read(session, times, shutdown).await
     }
@@ -171,7 +172,7 @@ impl Gateway {
                 record.trace = trace;
                 record.client = shown(client, &self.flow.routing_table().config);
                 if route.is_none() {
-                    // Without the query, which may contain credentials.
+                    // The query is left out, because it may contain credentials.
                     record.path = path.split('?').next().map(client_text);
                 }
                 self.reject(session, rejected, record, origin).await
@@ -296,8 +297,8 @@ impl Gateway {
         }
     }
 
-    /// Checks the key again, with the configuration in force when the body is complete: receiving
-    /// it may take long.
+    /// Checks the key again, with the configuration in force when the body is complete, because
+    /// receiving the body may take long.
     fn recheck(
         &self,
         session: &ServerSession,
@@ -443,7 +444,7 @@ fn take_headers(session: &mut ServerSession) -> HeaderMap {
 }
 
 impl HttpServerApp for Gateway {
-    // Without `async_trait`, which would store the session twice.
+    // Written without `async_trait`, which would store the session twice.
     fn process_new_http<'a, 'b, 'c>(
         self: &'a Arc<Self>,
         session: ServerSession,

@@ -1,9 +1,9 @@
 //! Reads a request body, within bounds on size and time, and on the memory of all bodies together.
 //!
 //! A body is refused before a byte is read if the declared size exceeds the limit or the memory
-//! that is free now. A body without a declared size is refused once it has exceeded either. Memory
-//! is allocated as bytes arrive. A body must arrive at a minimum rate, checked in each period
-//! ([`MinRate`]).
+//! that is free now. A body without a declared size is refused once it has exceeded one of them.
+//! Memory is allocated as bytes arrive. A body must arrive at a minimum rate, checked in each
+//! period ([`MinRate`]).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::clients::CountedBytes;
 
 /// The most bytes that are allocated for a declared size before bytes arrive. Above that, a buffer
-/// is at most twice as large as the bytes received. Allocators hand out memory that was used
-/// before, so the part of a declared size that is never sent would be resident without being
-/// counted.
+/// is at most twice as large as the bytes received. A larger buffer would not be counted although
+/// it is resident memory, because allocators hand out memory that was used before.
 const INITIAL_CAPACITY: usize = 128 << 10;
 
 /// Pieces are kept while they have this many bytes on average, because the overhead of an
 /// allocation is not counted.
 const PIECE_MIN: usize = 4 << 10;
-/// Number of smaller pieces that are kept, too. The first is small, because it came with the head.
+/// Number of smaller pieces that are kept as well. The first piece is small, because it came with
+/// the head.
 const SMALL_PIECES: usize = 8;
 
 /// Bytes after which the task yields, if the client sends faster than the body is read.
@@ -68,7 +68,7 @@ struct Reading<'a> {
     min_rate: MinRate,
     counted: CountedBytes,
     received: usize,
-    /// End of the current period, until which `wanted` bytes in all must have arrived.
+    /// End of the current period, by which `wanted` bytes in all must have arrived.
     deadline: Instant,
     wanted: usize,
     yield_at: usize,
@@ -100,8 +100,8 @@ impl Reading<'_> {
         if !counted {
             return Err(BodyError::NoMemory);
         }
-        // Bytes that arrive early do not extend the time: a client could send most of a body fast
-        // and then pause.
+        // Bytes that arrive early do not extend the time. Otherwise a client could send most of a
+        // body fast and then pause.
         if self.received >= self.wanted {
             self.deadline = Instant::now() + self.min_rate.period;
             self.wanted = self.received + self.min_rate.bytes;
@@ -179,7 +179,7 @@ pub(super) async fn discard(session: &mut ServerSession, most: usize, pause: Dur
 /// The received part of a body.
 ///
 /// The first half of a long body is kept in pieces, and then moves into a buffer of the declared
-/// size: each byte is copied once.
+/// size, so that each byte is copied once.
 #[derive(Default)]
 struct BodyBuffer {
     expected: usize,

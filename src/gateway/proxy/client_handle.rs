@@ -1,7 +1,7 @@
 //! The request path's access to a client's socket, which pingora owns while a request is served.
 //!
 //! Reading cannot detect a disconnect, because bytes after the request would come first. The kernel
-//! reports it (`EPOLLRDHUP`). A client that only shuts down its sending side counts as
+//! reports a disconnect (`EPOLLRDHUP`). A client that only shuts down its sending side counts as
 //! disconnected, as with nginx, HAProxy (`abortonclose`) and vLLM: HTTP/1.1 has no other way to
 //! cancel. A disconnect is not seen while the receive buffer is full, nor if the host has vanished.
 //! TCP keep-alive finds both.
@@ -92,9 +92,11 @@ impl<'a> ClientHandle<'a> {
         let _ = poll_fn(|cx| self.tcp.poll_read_ready(cx)).await;
     }
 
-    /// Returns when the client has closed its side or the connection is broken, whatever is unread.
+    /// Returns when the client has closed its side or the connection is broken, even if received
+    /// bytes are unread.
     pub(super) async fn left(&self) {
-        // The end makes a socket readable, too, and most clients send nothing while they wait.
+        // The end of the connection also makes a socket readable, and most clients send nothing
+        // while they wait.
         self.readable().await;
         // "Priority" means the end (or urgent data, which is not enabled).
         let _ = self.tcp.ready(Interest::PRIORITY | Interest::ERROR).await;

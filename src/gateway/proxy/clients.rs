@@ -17,8 +17,8 @@
 //! because a connection with a request does not give way.
 //!
 //! Bytes of a body count from arrival until they are freed. A declared size reserves nothing, but a
-//! request that declares more than it could get is refused. Not counted: one copy per thread while
-//! a body moves to a larger buffer, and spare buffers (`spare_buffers.rs`).
+//! request that declares more than it could get is refused. Spare buffers (`spare_buffers.rs`) are
+//! not counted, nor one copy per thread while a body moves to a larger buffer.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ pub(super) const REFUSED_MAX: u64 = 1_024;
 /// TLS handshakes at once. Each takes up to 40 KB, and an RSA signature of 2,048 bits takes a
 /// millisecond of CPU.
 const HANDSHAKES_MAX: u64 = 2_048;
-/// Bodies up to this many bytes may use all of the memory; larger bodies leave one of
+/// Bodies up to this many bytes may use all of the memory. Larger bodies leave one of
 /// [`BODY_PARTS`] parts free.
 const SMALL_BODY: u64 = 1 << 20;
 /// One part in this many of the body memory is kept free for small bodies and newcomers.
@@ -191,11 +191,11 @@ pub(super) struct CountedConnection {
     limits: Arc<ClientLimits>,
     place: Holding,
     owner: Owner,
-    /// The client, or a trusted proxy that has named none.
+    /// The client, or a trusted proxy that has not named the client.
     address: IpAddr,
-    /// The first request is refused: the connection is over the limit.
+    /// Whether the connection is over the limit, so that the first request is refused.
     pub(super) refused: bool,
-    /// The connection has no request and may give way.
+    /// Whether the connection has no request and may give way.
     is_offered: AtomicBool,
 }
 
@@ -251,7 +251,7 @@ impl CountedConnection {
         let place = self.limits.connections.enter_kept(Owner::network(client), Demand { most, ..Demand::of(1) });
         match &place {
             Some(_) => self.is_offered.store(false, Relaxed),
-            // Without a request, the connection gives way as before.
+            // No request has begun, so the connection may give way as before.
             None if was_offered => self.place.offer(&self.owner),
             None => {}
         }
@@ -331,8 +331,8 @@ impl CountedBytes {
         grown
     }
 
-    /// Notes that the body is complete and does not give way any more; `false`: it gave way, or its
-    /// owner has too much already.
+    /// Notes that the body is complete and does not give way any more. `false`: it gave way before,
+    /// or the owner has too much already.
     pub(super) fn complete(&self) -> bool {
         self.place.as_ref().is_none_or(Holding::keep)
     }
@@ -346,12 +346,12 @@ impl CountedBytes {
         self.limits.spare.take(size)
     }
 
-    /// Returns the body, which counts until the last slice is dropped.
+    /// Returns the body. The bytes count until the last slice of it is dropped.
     pub(super) fn keep(self, body: Bytes) -> Bytes {
         Bytes::from_owner(CountedBody { body, _counted: self })
     }
 
-    /// [`keep`](Self::keep) for a body in a buffer that is used again.
+    /// The same as [`keep`](Self::keep), for a body in a buffer that is used again afterwards.
     pub(super) fn keep_buffer(self, buffer: BytesMut) -> Bytes {
         Bytes::from_owner(CountedBuffer { buffer, counted: self })
     }

@@ -3,11 +3,12 @@
 //!
 //! Browsers send `Origin` with each such request, and a preflight (OPTIONS) before one with a key
 //! or a JSON body. The gateway answers preflights itself, for every path and without a key, which
-//! browsers do not send. The policy is `server.cors`, or else the engines' (`engine_origins.rs`).
-//! It applies to every response, also to refusals, so that a page can read the error.
+//! browsers do not send. The policy is `server.cors`, or else the policy of the engines
+//! (`engine_origins.rs`). It applies to every response, also to refusals, so that a page can read
+//! the error.
 //!
-//! A browser hides a response without `Access-Control-Allow-Origin` from the page. To responses to
-//! requests without `Origin`, the gateway adds at most `Vary`, if they would depend on it.
+//! A browser hides a response without `Access-Control-Allow-Origin` from the page. Without `Origin`
+//! in a request, the response gets at most `Vary`, if it would depend on `Origin`.
 
 use std::sync::Arc;
 
@@ -39,10 +40,10 @@ pub(super) struct CrossOrigin {
     allow: Allow,
     /// Whether another `Origin` would get another answer.
     varies: bool,
-    /// The engines' policy applies, so an engine's own headers stay if the page is not allowed
-    /// here.
+    /// Whether the engines' policy applies, so that an engine's own headers stay if the page is not
+    /// allowed here.
     is_of_engines: bool,
-    /// The response has the headers already: it answers a preflight.
+    /// Whether the response answers a preflight, and so has the headers already.
     is_preflight: bool,
 }
 
@@ -65,7 +66,7 @@ impl From<Option<HeaderValue>> for Allow {
 
 fn origin(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut origins = headers.get_all(ORIGIN).iter();
-    // A browser sends one origin; among several, none is certain.
+    // A browser sends one origin. If there are several, none of them is certain.
     origins.next().filter(|_| origins.next().is_none())
 }
 
@@ -104,7 +105,7 @@ impl CrossOrigin {
         }
     }
 
-    /// Replaces the headers about other origins.
+    /// Replaces the headers about other origins in a response.
     pub(super) fn apply(mut self, headers: &mut HeaderMap) {
         self.settle();
         let is_allowed = matches!(self.allow, Allow::Yes(_));

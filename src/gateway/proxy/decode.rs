@@ -1,13 +1,13 @@
-//! Decodes compressed request bodies (`Content-Encoding`): the gateway must read the prompt, and
-//! vLLM does not decode bodies.
+//! Decodes compressed request bodies (`Content-Encoding`), because the gateway must read the
+//! prompt, and vLLM does not decode bodies.
 //!
-//! It reads gzip (also of several members), deflate (in zlib's format, or raw as some clients send
-//! it) and zstd; no client library compresses requests with brotli. Any other coding gets 415 with
-//! `Accept-Encoding`, before the body is read.
+//! It reads gzip (also with several members), deflate (in zlib's format, or raw as some clients
+//! send it) and zstd. No client library compresses requests with brotli. Any other coding gets 415
+//! with `Accept-Encoding`, before the body is read.
 //!
 //! Bounds: a decoded body is at most `server.max_body`, and above [`EXPANDS_FREE`] at most
-//! [`EXPANDS_MAX`] times as large as the sent one. Together with the compressed body and the
-//! decoder's memory it counts towards `max_body_memory`.
+//! [`EXPANDS_MAX`] times as large as the sent one. The decoded body, the compressed body and the
+//! decoder's memory all count towards `max_body_memory`.
 
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ impl Decoder {
     fn new(coding: Coding, body: &[u8]) -> std::io::Result<Self> {
         Ok(match coding {
             Coding::Gzip => Self::Inflate(Decompress::new_gzip(GZIP_WINDOW)),
-            // The first two bytes of zlib's format are a multiple of 31 (RFC 1950).
+            // In zlib's format, the first two bytes are a multiple of 31 (RFC 1950).
             Coding::Deflate => Self::Inflate(Decompress::new(
                 matches!(body, [first, second, ..] if first & 15 == 8 && u16::from_be_bytes([*first, *second]) % 31 == 0),
             )),
@@ -227,7 +227,7 @@ mod tests {
         zstd::stream::encode_all(plain, 3).unwrap()
     }
 
-    /// Text that does not compress to nothing.
+    /// Text that compresses, but not to almost nothing.
     fn text(length: usize) -> Vec<u8> {
         (0..length).map(|at| b' ' + (at.wrapping_mul(2_654_435_761) >> 13) as u8 % 64).collect()
     }

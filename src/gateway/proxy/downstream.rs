@@ -49,7 +49,7 @@ impl<'a> DownstreamConnection<'a> {
         Self { session, origin, sized, chunked, finished, aborted, pause, socket, stream: None }
     }
 
-    /// While corked, writes are held back, because more bytes follow at once.
+    /// Corks or uncorks the socket, which holds writes back while corked.
     fn cork(&self, corked: bool) {
         if let Some(socket) = &self.socket {
             socket.cork(corked);
@@ -140,8 +140,8 @@ impl Downstream for DownstreamConnection<'_> {
     }
 }
 
-/// Waits until the socket has all bytes, or has accepted none for `pause`: then the client has
-/// left. Nearly every write is accepted at once and needs no timer.
+/// Waits until the socket has all bytes. If it accepts none for `pause`, the client has left.
+/// Nearly every write is accepted at once and needs no timer.
 pub(super) async fn send<T, E>(
     sending: impl Future<Output = Result<T, E>>,
     socket: Option<&SocketState>,

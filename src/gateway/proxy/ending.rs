@@ -1,6 +1,6 @@
-//! Ends the service of a port: the gateway stops, or another process takes over the socket.
+//! Ends the service of a port, because the gateway stops or another process takes over the socket.
 //!
-//! Used by the client port and the admin port. The owner of a connection watches the signals and
+//! The client port and the admin port use this. The owner of a connection watches the signals and
 //! decides how to react.
 
 use tokio::sync::watch;
@@ -69,7 +69,8 @@ impl Ends {
     }
 }
 
-/// A separate function, because the guard that `wait_for` returns is not `Send`.
+/// Returns when the signal is set. A separate function, because the guard that `wait_for` returns
+/// is not `Send`.
 async fn turned(signal: &mut watch::Receiver<bool>) {
     let _ = signal.wait_for(|set| *set).await;
 }

@@ -1,18 +1,18 @@
 //! The engines' policy about origins of web pages, used if `server.cors` is not set.
 //!
-//! A page that may use an engine may use the gateway, too: vLLM up to 0.30 allows every origin,
+//! A page that may use an engine may also use the gateway. vLLM up to 0.30 allows every origin, and
 //! later versions allow the origins of `--allowed-origins`. The gateway asks an engine in rotation
 //! with a preflight, and applies the answer to all responses.
 //!
-//! An answer is used whatever its age; a separate task renews it after [`FRESH`]. Only a preflight
+//! An answer is used however old it is. A separate task renews it after [`FRESH`]. Only a preflight
 //! or a response of the gateway itself waits for an answer, and only if none is known. A request
 //! with an accepted key or a preflight makes the gateway ask. If no engine answers, it asks none
 //! for [`FAILED_FOR`].
 //!
-//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`]. Beyond that, unused origins leave
-//! first, then origins that are not allowed, then the oldest: origins that a client makes up
-//! replace none in use. [`ASKS_MAX`] questions at once, [`ASKS_OF_ANYONE_MAX`] of them without a
-//! key.
+//! Bounds: [`ORIGINS_MAX`] origins of at most [`ORIGIN_BYTES`]. Beyond that, unused origins are
+//! dropped first, then origins that are not allowed, then the oldest. So origins that a client
+//! makes up replace none in use. Open questions: [`ASKS_MAX`], [`ASKS_OF_ANYONE_MAX`] of them
+//! without a key.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
@@ -33,7 +33,7 @@ use sluice_config::Address;
 
 /// Age from which an answer is renewed.
 const FRESH: Duration = Duration::from_secs(60);
-/// How long no engine is asked after none has answered.
+/// How long no engine is asked after a question that no engine answered.
 const FAILED_FOR: Duration = Duration::from_secs(5);
 const ORIGINS_MAX: usize = 256;
 /// Bytes of the longest origin; host names have at most 253.
@@ -80,7 +80,7 @@ struct Table {
 struct Answer {
     allow: Allow,
     at: Instant,
-    /// A request with an accepted key has come from this origin.
+    /// Whether a request with an accepted key has come from this origin.
     in_use: bool,
 }
 
@@ -169,7 +169,8 @@ impl EngineOrigins {
         self.ask(origin, asker, |origin| ask(Arc::clone(flow), origin));
     }
 
-    /// [`Self::refresh`] that waits until an answer is known, or until no engine answers in time.
+    /// The same as [`Self::refresh`], but waits until an answer is known or all engines have failed
+    /// to answer in time.
     pub(super) async fn wait<U, R>(self: &Arc<Self>, flow: &Arc<Flow<U, R>>, origin: &HeaderValue, asker: Asker)
     where
         U: Upstream + 'static,

@@ -3,8 +3,8 @@
 //! Some frames cost the server far more than the client, and honest clients rarely send them:
 //! resets of requests just sent (CVE-2023-44487), pings, settings, priorities, empty data, endless
 //! continuations (CVE-2019-9512 to 9518, CVE-2024-27316). The h2 library limits several of these
-//! one by one. Here all of them share a token bucket of [`BURST`] frames, refilled with
-//! [`PER_SECOND`]. A client that cancels a hundred streams at once stays far below it.
+//! one by one. Here all of them share a token bucket of [`BURST`] frames, which is refilled by
+//! [`PER_SECOND`]. A client that cancels a hundred streams at once stays far below this limit.
 //!
 //! Not counted: headers (each opens a request, which has other limits), data with content, and
 //! window updates, which every reader sends.

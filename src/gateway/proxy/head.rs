@@ -57,8 +57,8 @@ impl HeadTimes {
 
 #[derive(Debug)]
 pub(super) enum NoHead {
-    /// The client closed the connection or was idle for too long, others need the place, or the
-    /// gateway shuts down.
+    /// The client closed the connection or was idle for too long, other clients need the place, or
+    /// the gateway shuts down.
     Closed,
     Refused(Refusal),
 }
@@ -83,7 +83,8 @@ pub(super) async fn read(session: &mut ServerSession, times: HeadTimes, stop: &S
             session.read_request().await
         });
         loop {
-            // Polling `reading` sets the flag, so the flag is checked in the same poll.
+            // Polling `reading` sets the flag of `has_begun`, so the flag is checked in the same
+            // poll.
             let first = poll_fn(|_| if state.has_begun() { Poll::Ready(()) } else { Poll::Pending });
             tokio::select! {
                 biased;
@@ -155,8 +156,8 @@ pub(super) fn check(session: &ServerSession, may_upgrade: bool) -> Result<(), Re
 }
 
 fn check_host(request: &RequestHeader) -> Result<(), Refusal> {
-    // pingora has already refused several Host headers, and one that differs from an absolute
-    // request target.
+    // pingora has already refused a request with several Host headers, or with one that differs
+    // from an absolute request target.
     match request.headers.get(HOST) {
         None if request.version == Version::HTTP_11 => Err(invalid("an HTTP/1.1 request must have a Host header")),
         Some(host) if host.is_empty() || !host.as_bytes().iter().all(|&byte| is_host(byte)) => {
@@ -184,9 +185,9 @@ fn check_coding(headers: &HeaderMap) -> Result<(), Refusal> {
 
 /// Whether a request has both a length and a transfer coding.
 ///
-/// RFC 9112 (6.3) allows a server to refuse it or to use the chunks. The gateway refuses, as nginx
-/// does, because a proxy in front of it may have used the length (request smuggling). pingora
-/// removes the length from the parsed headers, so the raw bytes are searched.
+/// RFC 9112 (6.3) allows a server to refuse such a request or to use the chunks. The gateway
+/// refuses, as nginx does, because a proxy in front of it may have used the length (request
+/// smuggling). pingora removes the length from the parsed headers, so the raw bytes are searched.
 fn is_framed_twice(session: &ServerSession) -> bool {
     let Some(session) = session.as_http1() else { return false };
     let name = CONTENT_LENGTH.as_str().as_bytes();

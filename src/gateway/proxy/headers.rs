@@ -1,10 +1,10 @@
 //! Decides which headers are forwarded, and reads ids, keys and priority from headers.
 //!
 //! Hop-by-hop headers belong to one connection (RFC 9110, 7.6.1): `Connection`, the headers that it
-//! names, and the list below. Also not forwarded: `Host` and framing, set anew on each side;
-//! `Expect` and `Content-Encoding`, handled by the gateway; `Accept-Encoding`, because a compressed
-//! stream can be neither metered nor edited; `X-Data-Parallel-Rank` and `X-Vllm-Priority`, with
-//! which a client could overload one engine core or go before all others.
+//! names, and the list below. Also not forwarded: `Host` and framing, which are set anew on each
+//! side; `Expect` and `Content-Encoding`, which the gateway handles; `Accept-Encoding`, because a
+//! compressed stream can be neither metered nor edited; `X-Data-Parallel-Rank` and
+//! `X-Vllm-Priority`, with which a client could overload one engine core or go before all others.
 //!
 //! The engine gets a unique request id that begins with the client's, because vLLM before 0.14
 //! mixes up two running requests with the same id.
@@ -89,7 +89,8 @@ fn remove_where(headers: &mut HeaderMap, is_removed: impl Fn(&str) -> bool) {
     }
 }
 
-/// Whether there are more or longer headers than allowed. pingora's limits are higher.
+/// Whether there are more headers, or more bytes of headers, than allowed. pingora's limits are
+/// higher.
 pub(super) fn too_large(headers: &HeaderMap) -> bool {
     let bytes = || headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
     headers.len() > limits::MAX_HEADERS || bytes() > limits::MAX_HEADER_BYTES

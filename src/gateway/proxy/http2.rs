@@ -3,14 +3,14 @@
 //! Each stream is served in a separate task, by the same code as an HTTP/1.1 request. A reset of a
 //! stream cancels one request; the end of the connection cancels all. On shutdown and hand-over,
 //! GOAWAY is sent, and open streams finish. A connection without streams for `server.keepalive`
-//! gets GOAWAY, too, and has [`CLOSE_MAX`] to close.
+//! also gets GOAWAY, and has [`CLOSE_MAX`] to close.
 //!
-//! Limits per connection: [`STREAMS_MAX`] requests at once; further ones, and requests above
-//! `server.max_connections`, are refused, which is safe to retry; header lists as for HTTP/1.1;
-//! [`WINDOW`], [`SEND_BUFFER`], and costly frames (`frames.rs`). After [`REFUSED_MAX`] refused
-//! streams the client gets ENHANCE_YOUR_CALM. A client that accepts no byte for `timeouts.send` is
-//! disconnected. h2 itself limits resets of streams not accepted yet, continuations and provoked
-//! errors.
+//! Limits per connection: [`STREAMS_MAX`] requests at once, header lists as for HTTP/1.1,
+//! [`WINDOW`], [`SEND_BUFFER`], and costly frames (`frames.rs`). Further requests, and requests
+//! above `server.max_connections`, are refused in a way that is safe to retry. After
+//! [`REFUSED_MAX`] refused streams the client gets ENHANCE_YOUR_CALM. A client that accepts no byte
+//! for `timeouts.send` is disconnected. h2 itself limits resets of streams not accepted yet,
+//! continuations and provoked errors.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -39,14 +39,15 @@ use sluice_config::limits;
 const STREAMS_MAX: u32 = 128;
 /// Refused or malformed streams on one connection before GOAWAY.
 const REFUSED_MAX: u32 = 1_000;
-/// Bytes of request bodies that a client may send before they are read: a long prompt needs few
+/// Bytes of request bodies that a client may send unread. Many, so that a long prompt needs few
 /// round trips.
 const WINDOW: u32 = 1 << 20;
 /// Buffered bytes of one response; less than the initial flow-control window of HTTP/2 (64 KiB).
 const SEND_BUFFER: usize = 32 << 10;
 /// The longest time for the last bytes of an aborted response.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
-/// Bytes of a refused body that a client may go on sending: more than the usual `server.max_body`.
+/// Bytes of a refused body that a client may go on sending. They are more than the usual
+/// `server.max_body`.
 const LINGER_BYTES: usize = 64 << 20;
 /// Longest time for a refused body, as a multiple of the client's pause.
 const LINGER_PAUSES: u32 = 4;
@@ -77,8 +78,8 @@ fn options() -> H2Options {
     options
 }
 
-/// Bytes of a header list: the limit of HTTP/1.1, and the 32 per field that HTTP/2 adds (RFC 9113,
-/// 10.5.1).
+/// Bytes of a header list. They are the limit of HTTP/1.1, and the 32 bytes per field that HTTP/2
+/// adds (RFC 9113, 10.5.1).
 const HEADER_LIST_MAX: u32 = (limits::MAX_HEADER_BYTES + 32 * limits::MAX_HEADERS) as u32;
 
 /// Serves a connection until it and all of its requests have ended.

@@ -1,12 +1,12 @@
 //! The client port: accepts connections, and closes them on shutdown.
 //!
 //! When the port is handed over to another process ([`Ending::hand_over`]), the socket stays open
-//! there. Here, requests go on, and each connection ends with the next response (HTTP/1.1) or with
-//! GOAWAY (HTTP/2). A connection without requests is closed only after `server.keepalive`, because
-//! the client could be sending a request.
+//! there. In this process, requests go on, and each connection ends with the next response
+//! (HTTP/1.1) or with GOAWAY (HTTP/2). A connection without requests is closed only after
+//! `server.keepalive`, because the client could be sending a request.
 //!
-//! Why not pingora's `Server`: a port in use is a panic there, shutdown takes a fixed grace period,
-//! and a process can have only one (tests and the demo run several).
+//! Why not pingora's `Server`: it panics if the port is in use, its shutdown takes a fixed grace
+//! period, and a process can have only one (tests and the demo run several).
 //!
 //! Connections over the limit (`clients.rs`) are accepted, get 503 and are closed, because without
 //! a response a client cannot tell a busy gateway from a dead one. Without file descriptors, a
@@ -53,15 +53,16 @@ const BACKLOG: u32 = 4_096;
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 /// Time between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// Unanswered probes after which the connection is broken: 60 s after the client's last packet.
+/// Unanswered probes after which the connection counts as broken, 60 s after the client's last
+/// packet.
 const PROBES: u32 = 3;
 /// Unsent bytes from which a socket accepts no more until a part of them is sent (tcp(7),
-/// TCP_NOTSENT_LOWAT). Otherwise the kernel keeps up to `net.ipv4.tcp_wmem` for each client that
-/// reads slowly: megabytes that `server.max_response_memory` does not bound.
+/// TCP_NOTSENT_LOWAT). Without this limit, the kernel keeps up to `net.ipv4.tcp_wmem` for each
+/// client that reads slowly, which are megabytes that `server.max_response_memory` does not bound.
 const UNSENT: u32 = 128 << 10;
 
-/// Opens a listening socket with a backlog for bursts and with TCP keep-alive, which detects a
-/// client whose host has vanished: a request may wait for minutes without a byte in either
+/// Opens a listening socket with a backlog for bursts and with TCP keep-alive. Keep-alive detects a
+/// client whose host has vanished while a request waits for minutes without a byte in either
 /// direction.
 ///
 /// # Errors
@@ -158,7 +159,7 @@ impl Listener {
                     tasks.spawn(async move { serve_connection(&gateway, connection, counted, config, ends).await });
                 }
                 Err(error) => {
-                    // Usually there is no descriptor left.
+                    // Usually no file descriptor is left.
                     let closed = gateway.clients.close_one();
                     tracing::warn!(%error, closed_an_idle_one = closed, "cannot accept connections; pausing");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -175,7 +176,7 @@ impl Listener {
             () = sleep_until(until) => {}
             () = fast_shutdown => {}
         }
-        // After a hand-over, connections without a request are still open.
+        // After a hand-over, connections without a request may still be open.
         ending.stop();
         if gateway.flow.is_handed_over() && timeout(ABORT_GRACE, tasks.wait()).await.is_ok() {
             return 0;

@@ -48,7 +48,7 @@ enum LocalPath<'a> {
     Ready,
     Ping,
     Models,
-    /// Has the rest of the path as the client sent it.
+    /// A model; the text is the rest of the path, as the client sent it.
     Model(&'a str),
 }
 
@@ -91,7 +91,7 @@ impl<'a> LocalPath<'a> {
     }
 }
 
-/// The names that the rest of a path may mean: exactly as sent, or without slashes at both ends.
+/// The names that the rest of a path may mean: with or without the slashes at both ends, decoded.
 fn names(rest: &str) -> [Cow<'_, str>; 2] {
     [rest, rest.trim_matches('/')].map(|rest| percent_decode_str(rest).decode_utf8_lossy())
 }

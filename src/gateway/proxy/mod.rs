@@ -1,7 +1,7 @@
 //! The pingora adapter: the client side is an `HttpServerApp`, the engine side a `Connector`.
 //!
 //! Why not pingora's `ProxyHttp`: the gateway must read the body before it can choose an upstream,
-//! and `ProxyHttp` forwards a body that was read in advance from a buffer of 64 KiB (16k tokens)
+//! and if a body was read in advance, `ProxyHttp` forwards it from a buffer of 64 KiB (16k tokens)
 //! and silently drops the rest. So hop-by-hop headers, `100 Continue`, retries and error bodies are
 //! implemented here. No other module of the crate uses pingora.
 //!

@@ -1,7 +1,7 @@
 //! The request path between sockets, and the refusal of a request that never reaches it.
 //!
-//! A head that cannot be read is refused before a route or a key is known. Bound: the answer is
-//! given up after [`SETTLE`].
+//! A head that cannot be read is refused before a route or a key is known. Bound: sending the
+//! answer is given up after [`SETTLE`].
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ use crate::telemetry::Telemetry;
 use sluice_config::Cors;
 use sluice_core::openai::{ErrorFormat, Refusal};
 
-/// The request path between sockets. Not generic, so that it is compiled once, with this crate.
+/// The request path between sockets. This type is not generic, so that it is compiled once, with
+/// this crate.
 pub type ProxyFlow = Flow<UpstreamConnector, Arc<Telemetry>>;
 
 pub(super) async fn refuse_head(session: &mut ServerSession, refusal: &Refusal, flow: &ProxyFlow) {

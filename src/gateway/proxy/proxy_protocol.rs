@@ -1,6 +1,6 @@
 //! The PROXY header, with which a proxy names the client of a connection (`server.proxy_protocol`).
 //!
-//! It comes before TLS and HTTP, in either version of the specification (haproxy.org,
+//! The header comes before TLS and HTTP, in either version of the specification (haproxy.org,
 //! proxy-protocol.txt):
 //!
 //! | header | client |
@@ -10,8 +10,8 @@
 //! | version 1, `TCP4` or `TCP6` | the source address |
 //! | version 1, `UNKNOWN` | the peer |
 //!
-//! As in HAProxy (`expect-proxy`), a trusted proxy must send one. A connection of any other client
-//! is refused if it begins with a header.
+//! As in HAProxy (`expect-proxy`), a trusted proxy must send a header. A connection of any other
+//! client is refused if it begins with a header.
 //!
 //! Bounds: [`V1_MAX`], [`V2_MAX`]. A header must arrive within `server.header_timeout`.
 
@@ -70,8 +70,8 @@ fn malformed() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }
 
-/// Reads a header, and no byte after it. `Unsupported`: there is none; `InvalidData`: it is
-/// malformed.
+/// Reads a header, and no byte after it. Errors: `Unsupported` if there is none, `InvalidData` if
+/// it is malformed.
 async fn header(stream: &mut TcpStream) -> io::Result<Option<IpAddr>> {
     // No header of either version is shorter.
     let mut start = [0; V2_SIGNATURE.len()];

@@ -4,7 +4,7 @@
 //! nginx needs one. Here writes are gathered, up to [`GATHER_MAX`], and sent at a flush, unless the
 //! caller corks the socket because more bytes follow at once.
 //!
-//! pingora owns the socket while a request is served; the request path reaches it through a
+//! pingora owns the socket while a request is served; the request path reaches the socket through a
 //! `ClientHandle`.
 
 use std::io::{self, IoSlice};
@@ -44,7 +44,7 @@ pub(super) struct ClientSocket {
     frames: Option<Box<FrameWatch>>,
 }
 
-/// Checks of an HTTP/2 connection that no single request can make.
+/// Checks of a whole HTTP/2 connection, which no single request can make.
 #[derive(Debug)]
 struct FrameWatch {
     meter: FrameMeter,
@@ -60,7 +60,7 @@ struct FrameWatch {
 pub(super) struct SocketState {
     corked: AtomicBool,
     unbuffered: AtomicBool,
-    /// Writes of which the socket has accepted bytes; wraps.
+    /// Number of writes of which the socket has accepted bytes, which wraps around.
     accepted: AtomicUsize,
     /// Whether bytes of the next request have been read.
     begun: AtomicBool,
@@ -76,13 +76,13 @@ impl SocketState {
         Self { corked, unbuffered, accepted, begun, head_room, connection }
     }
 
-    /// While corked, a flush does nothing: more bytes follow at once.
+    /// Corks or uncorks the socket. While corked, a flush does nothing: more bytes follow at once.
     pub(super) fn cork(&self, corked: bool) {
         self.corked.store(corked, Ordering::Relaxed);
     }
 
-    /// While unbuffered, each write is sent at once: pingora flushes a body with a known length
-    /// only after the last byte.
+    /// Sets whether each write is sent at once, which a body with a known length needs because
+    /// pingora flushes it only after the last byte.
     pub(super) fn unbuffered(&self, unbuffered: bool) {
         self.unbuffered.store(unbuffered, Ordering::Relaxed);
     }
@@ -117,7 +117,7 @@ impl SocketState {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Limits how much can be read for the head; more is an error.
+    /// Limits the bytes that can be read for the head. More bytes are an error.
     pub(super) fn limit_head(&self, bytes: usize) {
         self.head_room.store(bytes, Ordering::Relaxed);
     }
@@ -142,7 +142,8 @@ fn holds_request(bytes: &[u8]) -> bool {
 impl ClientSocket {
     pub(super) fn new(stream: Transport, connection: Arc<CountedConnection>) -> Self {
         let socket = SocketDigest::from_raw_fd(stream.descriptor());
-        // The address that a PROXY header has named; the port is not needed. None is set yet.
+        // Sets the address that a PROXY header has named. The port is not needed. No address is set
+        // yet.
         let _ = socket.peer_addr.set(Some(SocketAddr::Inet((connection.address(), 0).into())));
         let socket = Arc::new(socket);
         Self {
@@ -175,7 +176,7 @@ impl ClientSocket {
     }
 
     /// Starts to monitor the frames of an HTTP/2 connection, and whether the client accepts bytes.
-    /// Notifies the result after too many costly frames; then nothing more is read.
+    /// After too many costly frames, the result is notified and nothing more is read.
     pub(super) fn watch_frames(&mut self, pause: Duration) -> Arc<Notify> {
         let flood = Arc::new(Notify::new());
         let meter = FrameMeter::new(Instant::now());
@@ -183,8 +184,8 @@ impl ClientSocket {
         flood
     }
 
-    /// Notes whether the socket accepted bytes. With HTTP/2, an error if it accepted none for
-    /// `timeouts.send`.
+    /// Notes whether the socket accepted bytes. With HTTP/2, returns an error if it accepted none
+    /// for `timeouts.send`.
     fn has_taken(&mut self, some: bool) -> io::Result<()> {
         if some {
             self.state.has_accepted();
@@ -208,7 +209,8 @@ impl ClientSocket {
             }
             self.gathered.advance(written);
         }
-        // Frees the buffer: most of thousands of connections are waiting at any time.
+        // Frees the buffer, because most of thousands of connections have nothing to send at any
+        // time.
         self.gathered = BytesMut::new();
         Poll::Ready(Ok(()))
     }

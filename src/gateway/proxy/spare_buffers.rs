@@ -1,7 +1,7 @@
 //! Buffers of long bodies that are used again.
 //!
-//! The allocator returns a freed buffer to the system within milliseconds, and a body of 400 KB
-//! then pays a hundred page faults: more than reading the prompt costs.
+//! The allocator returns a freed buffer to the system within milliseconds. The next body of 400 KB
+//! then pays a hundred page faults, which cost more than reading the prompt.
 //!
 //! Bounds: [`SIZES`], [`KEPT_MAX`]. A body takes a spare buffer only in place of a new one, and
 //! only if it is at most a quarter larger, so a declared size that is never sent takes hardly more
@@ -13,8 +13,8 @@ use std::ops::RangeInclusive;
 use bytes::BytesMut;
 use parking_lot::Mutex;
 
-/// Sizes of kept buffers, in bytes. Of shorter buffers the allocator keeps the memory; longer ones
-/// are rare.
+/// Sizes of kept buffers, in bytes. Shorter buffers are not kept, because the allocator keeps their
+/// memory. Longer ones are rare.
 const SIZES: RangeInclusive<usize> = 64 << 10..=1 << 20;
 /// Bytes of all kept buffers, in addition to buffers in use.
 const KEPT_MAX: usize = 8 << 20;

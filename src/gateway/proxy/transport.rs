@@ -5,9 +5,9 @@
 //!
 //! Bounds: with TLS, the first byte and the handshake together may take `server.header_timeout`.
 //! Without TLS, the first byte may take as long as a connection may be idle, and the rest of a
-//! preface `server.header_timeout`. If there are too many handshakes, one ends, usually the oldest
-//! of the address with the most (rule in `shares`), so clients that stop inside a handshake keep
-//! out no other client. Clients that send nothing hold no place.
+//! preface `server.header_timeout`. If there are too many handshakes, one is ended, usually the
+//! oldest of the address with the most (rule in `shares`). So clients that stop inside a handshake
+//! keep out no other client. Clients that send nothing take no place.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -29,7 +29,7 @@ use sluice_config::Config;
 use sluice_config::tls::H2;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bytes of the first read; the head of most requests fits.
+/// Bytes of the first read, into which the head of most requests fits.
 const FIRST_READ: usize = 2 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +52,8 @@ impl Transport {
     }
 
     /// Performs the TLS handshake if TLS is configured, and detects the protocol. `None`: the
-    /// connection ended or timed out: with TLS after `pause`; otherwise after `idle` without a
-    /// first byte, or `pause` after it.
+    /// connection ended or timed out. The time limit with TLS is `pause`; otherwise it is `idle`
+    /// until the first byte, and `pause` after it.
     pub(super) async fn establish(
         stream: TcpStream,
         counted: &CountedConnection,
@@ -132,7 +132,8 @@ async fn handshake(
     counted: &CountedConnection,
     acceptor: TlsAcceptor,
 ) -> Option<TlsStream<TcpStream>> {
-    // A client that sends nothing holds no place. A new socket may be `readable` without a byte.
+    // Waits for a byte, so that a client that sends nothing holds no place. A new socket may be
+    // `readable` without a byte.
     stream.peek(&mut [0]).await.ok()?;
     let place = counted.handshake()?;
     let accepted = tokio::select! {
@@ -270,7 +271,7 @@ mod tests {
     async fn a_wake_without_bytes_leaves_no_buffer_with_a_silent_connection() {
         let (mut transport, mut client) = pair().await;
         client.write_all(b"x").await.unwrap();
-        // Takes the only byte; the runtime still believes that there may be more.
+        // Takes the only byte, while the runtime still believes that there may be more.
         transport.tcp().readable().await.unwrap();
         assert_eq!(transport.tcp().try_read(&mut [0]).unwrap(), 1);
         assert!(transport.detect(PAUSE, PAUSE).await.is_err(), "silent");

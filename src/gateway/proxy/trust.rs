@@ -7,8 +7,8 @@
 //! | `X-Forwarded-For` | `server.trusted_proxies` |
 //!
 //! Each proxy appends the address from which it got the request. So the last address that is not a
-//! trusted proxy is the client, which wrote everything before it. An entry that is no address ends
-//! the search at the hop before. Bounds: [`HOPS_MAX`].
+//! trusted proxy is the client, and the client may have written everything before it. An entry that
+//! is no address ends the search at the hop before. Bounds: [`HOPS_MAX`].
 //!
 //! Headers that are not believed are counted, and logged at most once in [`LOG_PAUSE`] for each
 //! fault.

@@ -1,5 +1,5 @@
-//! A tunnel for a WebSocket: connects to the backend of the lease, passes on the handshake, then
-//! bytes in both directions.
+//! A tunnel for a WebSocket: connects to the backend of the lease, passes on the handshake, and
+//! then passes on bytes in both directions.
 //!
 //! | what | bound |
 //! |---|---|
@@ -137,7 +137,8 @@ async fn open(
             return Err(Refusal::UpstreamTimeout);
         }
     };
-    // The handshake alone decides about the engine's health: a socket may stay open for an hour.
+    // Only the handshake counts for the engine's health, because a WebSocket may stay open for an
+    // hour.
     if head.status.is_server_error() {
         lease.failure(BackendFault::Response, Instant::now());
     } else {
@@ -202,7 +203,7 @@ fn request_head(to: &Address, path: &str, incoming: &IncomingRequest) -> BytesMu
     head
 }
 
-/// Reads the head of the answer; `None`: the connection broke, or the head cannot be read.
+/// Reads the head of the engine's answer; `None`: the connection broke, or the head cannot be read.
 async fn read_head(stream: &mut EngineStream, ahead: &mut BytesMut) -> Option<ParsedHead> {
     loop {
         match take_head(ahead) {
@@ -256,7 +257,7 @@ async fn pass_on_refusal(
 enum End {
     Client,
     Engine,
-    /// A side took no byte.
+    /// One side took no byte for too long.
     Stuck(Outcome),
     Limit,
     Stopped,
@@ -292,7 +293,8 @@ async fn run(
         }
         ahead.reserve(PIECE);
         let idle_at = Instant::now() + timeouts.realtime_idle;
-        // In random order, so that a client that always sends does not hold up the engine's bytes.
+        // The branches are polled in random order, so that a client that always sends does not hold
+        // up the engine's bytes.
         let read = async {
             tokio::select! {
                 read = session.read_request_body() => match read {

@@ -1,12 +1,12 @@
 //! Frames of a WebSocket (RFC 6455) as they pass: where one ends, and whether one closes.
 //!
 //! When the gateway ends a tunnel, it sends the client a closing frame with a reason, but only
-//! between two frames of the engine. Payloads are not read. An engine must not mask frames; a
-//! masked frame is passed on, and after it the gateway sends none.
+//! between two frames of the engine. Payloads are not read. An engine must not mask frames. A
+//! masked frame is passed on, and after it the gateway sends no closing frame.
 
-/// The gateway stops, or the engine has ended (1012, "service restart").
+/// Code 1012, "service restart": the gateway stops, or the engine has ended.
 pub(super) const RESTART: u16 = 1012;
-/// The tunnel was open or silent for too long (1001, "going away").
+/// Code 1001, "going away": the tunnel was open or silent for too long.
 pub(super) const GOING_AWAY: u16 = 1001;
 
 /// The longest head of a frame: two bytes, and a length of eight.
@@ -80,7 +80,7 @@ mod tests {
                 bytes.extend((payload as u64).to_be_bytes());
             }
         }
-        // Looks like heads of frames.
+        // The payload looks like heads of frames.
         bytes.extend(std::iter::repeat_n(0x88, payload));
         bytes
     }

@@ -1,6 +1,6 @@
 //! A request for units of a shared resource.
 //!
-//! It names the units, and conditions that bound the owner or keep units free for others.
+//! A demand names the units, and conditions that bound the owner or keep units free for others.
 
 /// A demand for units.
 #[derive(Clone, Copy, Debug)]

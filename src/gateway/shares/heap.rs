@@ -1,12 +1,13 @@
 //! A binary heap of owners by units, largest first.
 //!
-//! It knows the index of each owner, so a change takes O(log n). Bound: one entry for each owner.
+//! The heap knows the index of each owner, so a change takes O(log n). Bound: one entry for each
+//! owner.
 
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Default)]
 pub(super) struct Heap {
-    /// Key and owner; no element has a larger key than the parent.
+    /// Key and owner of each element. No element has a larger key than its parent.
     tree: Vec<(u64, u32)>,
     /// The index in the tree, by owner.
     places: Vec<u32>,
@@ -17,7 +18,7 @@ impl Heap {
         self.tree.first().map(|(_, owner)| *owner)
     }
 
-    /// Sets the key of an owner; `None` takes the owner out.
+    /// Sets the key of an owner. `None` removes the owner.
     pub(super) fn set(&mut self, owner: u32, key: Option<u64>) {
         if self.places.len() <= owner as usize {
             if key.is_none() {

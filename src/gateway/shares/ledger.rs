@@ -1,18 +1,18 @@
 //! The rule of shares: who may take how much of a bounded resource, and who gives way.
 //!
-//! A resource has `total` units. Each *holding* belongs to an *owner*. `owners` counts the owners
-//! that hold units, and the one that asks.
+//! A resource has `total` units. Each *holding* belongs to an *owner*. `owners` is the number of
+//! owners that hold units, including the owner that asks.
 //!
 //! 1. The fair share is `total / owners`, at least one unit.
-//! 2. Free room goes to any owner that asks: an owner that is alone may have everything.
-//! 3. Otherwise an owner within its fair share takes room from the largest owner above the fair
-//!    share: the newest or oldest holding that may give way ([`GivesWay`]).
+//! 2. Free room goes to any owner that asks, so an owner that is alone may have everything.
+//! 3. Without free room, an owner within its fair share takes room from the largest owner above the
+//!    fair share. The owner's newest or oldest holding that may give way does so ([`GivesWay`]).
 //! 4. An owner above its fair share takes nothing from others. With `Oldest` it may replace its own
-//!    oldest.
-//! 5. With `Oldest`, if no other owner is above the fair share, an owner that stays within its own
-//!    takes room from the oldest holding of all.
-//! 6. A *kept* holding does not give way. The last `reserve` units are kept only for owners within
-//!    the share of `owners + 1`, so that a newcomer finds room.
+//!    oldest holding.
+//! 5. With `Oldest`, if no other owner is above the fair share, an owner that stays within its fair
+//!    share takes room from the oldest holding of all.
+//! 6. A *kept* holding does not give way. The last `reserve` units can be kept only by owners
+//!    within the fair share for `owners + 1` owners, so that a newcomer finds room.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -23,16 +23,17 @@ use super::demand::Demand;
 use super::heap::Heap;
 use super::links::{ALL, Ends, Linked, Links, OWN};
 
-/// The units of a holding that gave way are free at once; until the holder returns them they count
-/// as `leaving`: at most this fraction (1/8) of `total`, or one holding.
+/// The units of a holding that gave way are free at once, and count as `leaving` until the holder
+/// returns them. At most this fraction (1/8) of `total`, or one holding, may be `leaving`.
 const LEAVING_PART: u64 = 8;
 
 /// Which holding of the largest owner gives way first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivesWay {
-    /// The newest: older ones have cost their owners more and will end sooner (uploads).
+    /// The newest, because older ones have cost the owner more and will end sooner (uploads).
     Newest,
-    /// The oldest: the newest is being served (handshakes, idle connections, refusals).
+    /// The oldest, because the newest is just being served (handshakes, idle connections,
+    /// refusals).
     Oldest,
 }
 
@@ -45,7 +46,7 @@ pub struct HoldingId(u32);
 enum State {
     MayGiveWay,
     Kept,
-    /// The units are free, and the owner is no longer known.
+    /// The holding gave way. The units are free, and the owner is no longer known.
     GaveWay,
 }
 
@@ -85,7 +86,8 @@ pub struct Ledger<O, T> {
     kept: u64,
     leaving: u64,
     gave_way: u64,
-    /// Hashed with a secret of the process, so that no client can choose colliding names.
+    /// Owners by name, hashed with a secret of the process, so that no client can choose colliding
+    /// names.
     by_name: HashMap<O, u32, RandomState>,
     owners: Vec<Owner<O>>,
     free_owners: Vec<u32>,
@@ -151,7 +153,8 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
     /// to `out`. `None`: there is no room.
     pub fn enter(&mut self, name: O, demand: Demand, tag: T, out: &mut Vec<T>) -> Option<HoldingId> {
         let owner = self.owner(name)?;
-        // Counted first, so that the owner stays if the only holding gives way.
+        // The new holding is counted first, so that the owner stays if its only other holding gives
+        // way.
         self.owners[owner as usize].holdings += 1;
         let has_room = self.make_room(owner, demand, out);
         let Some(id) = has_room.then(|| self.vacant(owner, tag)).flatten() else {
@@ -468,7 +471,7 @@ impl<O: Clone + Eq + Hash, T: Default> Ledger<O, T> {
     }
 }
 
-/// The largest number means "none".
+/// `None` for the largest number, which means "none" in lists.
 fn index_of(length: usize) -> Option<u32> {
     u32::try_from(length).ok().filter(|index| *index != u32::MAX)
 }

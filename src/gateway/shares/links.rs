@@ -1,7 +1,7 @@
 //! Doubly linked lists with links in the entries, so that an entry can be removed from the middle
 //! at once.
 //!
-//! Each entry is in two lists. Bound: two links for each holding and list.
+//! Each entry is in two such lists. Bound: two links for each holding and list.
 
 const NONE: u32 = u32::MAX;
 

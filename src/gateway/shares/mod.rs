@@ -36,8 +36,8 @@ use ledger::{HoldingId, Ledger};
 pub enum Owner {
     /// The API key with this name.
     Key(Arc<str>),
-    /// The client's address; with IPv6 the /64 network, because one host can use all addresses in
-    /// it.
+    /// The client's address, or with IPv6 the /64 network, because one host can use all addresses
+    /// in it.
     Network(IpAddr),
     /// The origin of a request, if only that is known.
     Origin(Origin),
@@ -52,7 +52,7 @@ impl Owner {
     }
 }
 
-/// The address for counting: an IPv4 address, or the /64 network of an IPv6 address.
+/// The address under which a client counts: an IPv4 address, or the /64 network of an IPv6 address.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -100,12 +100,12 @@ impl Shares {
         SharesView { used: ledger.used(), total: ledger.total(), owners: ledger.owners(), gave_way: ledger.gave_way() }
     }
 
-    /// Takes units for `owner`, which may have to give way; `None`: there is no room.
+    /// Takes units for `owner` as a holding that may give way; `None`: there is no room.
     pub fn enter(self: &Arc<Self>, owner: Owner, demand: Demand) -> Option<Holding> {
         self.take(owner, demand, false)
     }
 
-    /// Takes units that do not give way.
+    /// Takes units as a holding that does not give way.
     pub fn enter_kept(self: &Arc<Self>, owner: Owner, demand: Demand) -> Option<Holding> {
         self.take(owner, demand, true)
     }
@@ -148,7 +148,7 @@ impl Shares {
     }
 }
 
-/// Called without the lock, because a task that ends returns a holding.
+/// Wakes tasks. Call it without the lock, because a task that ends returns a holding.
 fn wake(gave_way: impl IntoIterator<Item = Option<Waker>>) {
     gave_way.into_iter().flatten().for_each(Waker::wake);
 }
@@ -200,7 +200,7 @@ impl Holding {
     }
 
     fn poll(&self, cx: &Context<'_>, offer: Option<&Owner>) -> Poll<()> {
-        // Dropped outside the lock, because dropping a waker may drop a task with a holding.
+        // The old waker is dropped outside the lock, because that may drop a task with a holding.
         let _replaced = {
             let mut ledger = self.shares.ledger.lock();
             if let Some(owner) = offer {

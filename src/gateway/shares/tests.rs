@@ -27,7 +27,7 @@ fn one_owner_may_have_all_and_gives_the_newest_back_up_to_the_share_of_others() 
         let (id, gave_way) = enter(&mut ledger, 2, 10, tag);
         assert!(id.is_some());
         given.extend(gave_way.iter().copied());
-        // Their holders return the units.
+        // The holders of what gave way return the units.
         let gone: Vec<_> = ledger.given().collect();
         gone.into_iter().for_each(|id| _ = ledger.leave(id));
     }
@@ -100,8 +100,8 @@ fn a_demand_is_foreseen_as_it_is_met() {
     assert!(ledger.could(&1, Demand::of(10)) && !ledger.could(&1, Demand::of(11)));
 }
 
-/// Any order of operations keeps the sums right and stays within the bounds. It lets no owner take
-/// from an owner within the fair share while another is above it, and returns every unit.
+/// Any order of operations keeps the sums right and stays within the bounds. No owner takes from an
+/// owner within the fair share while another is above it, and every unit is returned.
 #[test]
 fn any_order_of_operations_keeps_the_rule_and_returns_everything() {
     for seed in 0..150 {
@@ -156,7 +156,7 @@ fn admitted(ledger: &mut Names, owner: u32, demand: Demand) -> Option<HoldingId>
     }
     let owners = before.iter().filter(|units| **units > 0).count() + usize::from(is_new);
     let fair = (ledger.total() / owners.max(1) as u64).max(1);
-    // With `Oldest`, an owner may give up enough to be within the fair share again.
+    // With `Oldest`, the owner itself may have given up enough to be within the fair share again.
     if ledger.of(&owner) > fair {
         let others = (0..64).filter(|other| *other != owner);
         let taken = others.filter(|other| ledger.of(other) != before[*other as usize]).count();

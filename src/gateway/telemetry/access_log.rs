@@ -2,16 +2,16 @@
 //! requests.
 //!
 //! One thread writes a buffer in memory to which lines are appended. The first line wakes the
-//! thread, which waits [`LINGER`] for more: busy traffic costs no system call per request. When the
-//! buffer is full, lines are dropped and counted. A hash of the request id selects the sample, so
-//! all gateways decide alike.
+//! thread, which waits [`LINGER`] for more lines, so that busy traffic costs no system call per
+//! request. When the buffer is full, lines are dropped and counted. A hash of the request id
+//! selects the sample, so all gateways decide alike.
 //!
 //! Rotation: before writing, at most once a second, the thread checks that the path still names the
-//! open file, so both "rename" and "remove" work without a signal; [`AccessLogWriter::reopen`] does
-//! it at once. If the path cannot be opened, lines still go to the old file.
+//! open file, so the file may be renamed or removed without a signal. [`AccessLogWriter::reopen`]
+//! makes this check at once. If the path cannot be opened, lines still go to the old file.
 //!
-//! Bounds: [`BUFFER_BYTES`] waiting and as much being written. Dropping the last clone writes the
-//! rest.
+//! Bounds: [`BUFFER_BYTES`] of waiting lines, and as much being written. Dropping the last clone
+//! writes the rest.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -105,8 +105,8 @@ struct State {
 
 /// Receiver of batches of lines.
 pub(super) trait Output: Send + 'static {
-    /// Writes whole lines; after an error, perhaps some of them. `reopen`: the file must be opened
-    /// again.
+    /// Writes whole lines. After an error, some of them may have been written. `reopen`: the file
+    /// must be opened again.
     fn write(&mut self, lines: &[u8], reopen: bool) -> io::Result<()>;
 }
 
@@ -154,7 +154,7 @@ impl AccessLogWriter {
         self.running.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Opens the file again soon if the path names another one, even without new lines.
+    /// If the path names another file, makes the thread open it soon, even without new lines.
     pub fn reopen(&self) {
         self.running.shared.state.lock().reopen = true;
         self.running.shared.wake.notify_one();
@@ -253,7 +253,7 @@ struct Sample {
 
 impl Sample {
     fn new(share: f64) -> Self {
-        // The conversion saturates; a share of 1 takes every hash.
+        // The conversion to an integer saturates. A share of 1 takes every hash.
         Self { below: (share < 1.0).then_some((share * u64::MAX as f64) as u64) }
     }
 
@@ -270,7 +270,7 @@ impl Output for Stderr {
     }
 }
 
-/// A file to append to, found again after rotation.
+/// A file to which lines are appended, and which is found again after rotation.
 pub(super) struct Appended {
     path: PathBuf,
     pub(super) file: File,
@@ -291,7 +291,7 @@ impl Appended {
         std::fs::metadata(&self.path).map_or(true, |now| (now.dev(), now.ino()) != self.identity)
     }
 
-    /// Opens the path again if it names another file; if that fails, the old file stays.
+    /// Opens the path again if it names another file. If that fails, the old file stays open.
     pub(super) fn follow(&mut self) -> io::Result<()> {
         self.checked = Instant::now();
         if self.moved() {

@@ -1,7 +1,7 @@
-//! A histogram that adds many counts at once: the inter-token gaps of a whole stream.
+//! A histogram to which many values are added at once: the inter-token gaps of a whole stream.
 //!
-//! At the end of a stream its counts are added here, with one atomic addition per non-empty bucket
-//! instead of one observation per token. A scrape may see a stream half added.
+//! At the end of a stream, the counts of its gaps are added here, with one atomic addition per
+//! non-empty bucket instead of one observation per token. A scrape may see a stream half added.
 //!
 //! The caller bounds the combinations of labels. The sum is in nanoseconds, which overflow after
 //! 584 years of gaps.

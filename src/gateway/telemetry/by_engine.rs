@@ -1,9 +1,9 @@
 //! Requests by the backend and by the key, so that one slow engine or one busy client is visible.
 //!
-//! A request counts at the backend of the last attempt. A failed attempt that was repeated counts
-//! at the backend that failed. TTFT of a backend excludes the gateway's queue; TTFT of a key
-//! includes it. There are many histograms, so each has few buckets. [`super::merge`] says when
-//! classes count together.
+//! A request counts at the backend of the last attempt. A repeated attempt counts as a retry at the
+//! backend that failed. TTFT of a backend excludes the gateway's queue; TTFT of a key includes it.
+//! There are many histograms, so each has few buckets. [`super::merge`] decides when classes count
+//! together.
 //!
 //! Bounds: [`ENTRIES_MAX`] entries of each kind; further requests count as "other". Backends that
 //! left their pools and keys that left the configuration are forgotten.
@@ -34,7 +34,7 @@ pub(super) struct ByEngine {
     ttft: HistogramVec,
     tpot: HistogramVec,
     backends: Bounded<[Name; 3], BackendSeries>,
-    /// By pool, backend and reason.
+    /// Repeated attempts by pool, backend and reason.
     retried: Bounded<[Name; 3], IntCounter>,
     classes: AtomicUsize,
     merges_classes: AtomicBool,
@@ -108,7 +108,7 @@ impl ByEngine {
     }
 
     /// Forgets backends that are in no pool any more. `view` is called after the backends that have
-    /// series were listed, so a backend that joins meanwhile stays.
+    /// series were listed, so that a backend that joins meanwhile is not forgotten.
     pub(super) fn follow(&self, view: impl FnOnce() -> Vec<PoolView>) -> Vec<PoolView> {
         let listed = self.backends.keys().into_iter().chain(self.retried.keys());
         let listed = listed.map(|[pool, backend, _]| [pool, backend]);
@@ -142,7 +142,7 @@ impl ByEngine {
         }
     }
 
-    /// Forgets the other pairs of backend and class.
+    /// Forgets all pairs of backend and class that are not wanted.
     fn keep_backends(&self, is_wanted: impl Fn(&[Name; 3]) -> bool) {
         self.backends.retain(|name| {
             is_wanted(name) || {
@@ -157,7 +157,8 @@ impl ByEngine {
         });
     }
 
-    /// Forgets the other pairs of key and class. All pairs of a key share one histogram of waits.
+    /// Forgets all pairs of key and class that are not wanted. All pairs of a key share one
+    /// histogram of waits.
     fn keep_keys(&self, is_wanted: impl Fn(&[Name; 2]) -> bool) {
         self.keys.retain(|name| {
             is_wanted(name) || {

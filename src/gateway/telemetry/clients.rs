@@ -1,7 +1,7 @@
 //! Metrics of client connections and request bodies, with their limits.
 //!
-//! Read from `proxy::ClientLimits` at scrape time. The limits are metrics, too, so that an alert
-//! does not depend on the configuration.
+//! The values are read from `proxy::ClientLimits` at scrape time. The limits are also metrics, so
+//! that an alert does not depend on the configuration.
 
 use super::exposition::Page;
 use super::families::{self, Family};

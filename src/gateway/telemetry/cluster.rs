@@ -1,7 +1,7 @@
 //! Metrics of this gateway's part in a ledger of several gateways.
 //!
-//! Read at scrape time from a view that `serve` passes in; without a ledger there are none. The
-//! share of each backend is among the gauges of backends.
+//! The values are read at scrape time from a view that `serve` passes in. Without a ledger there
+//! are none. The share of each backend is among the gauges of backends.
 
 use super::exposition::Page;
 use super::families::{self, Family};

@@ -4,7 +4,7 @@
 //!
 //! | metric | requests |
 //! |---|---|
-//! | TTFT, ITL | streams, however they ended: a client that left may have seen the token |
+//! | TTFT, ITL | streams, however they ended: a client that left may have seen tokens |
 //! | TPOT, duration | completed ones; a cut-off request is shorter for the wrong reason |
 //! | the same, and attainment | only requests that generate; others have their own durations |
 //! | tokens | all; counted by the gateway if the engine reported no usage |
@@ -363,7 +363,7 @@ impl Telemetry {
     }
 }
 
-/// The most models of a pool whose counters begin at zero.
+/// The most models of a pool whose counters are created at zero.
 const JUDGED_MODELS: usize = 16;
 /// Initial capacity of a page, in bytes.
 const PAGE_BYTES: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! Counts of streams that broke: continued by another engine, or not, and why.
+//! Counts of broken streams: whether another engine continued the stream, and if not, why.
 //!
 //! A broken stream is rare, so the series are looked up by label. Bound: the pools of the
 //! configuration times the labels of two closed sets.

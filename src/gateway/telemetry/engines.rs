@@ -3,7 +3,8 @@
 //!
 //! Read at scrape time from views that `serve` passes in. Engines that another program runs have
 //! only the values of their own pages. The wanted numbers of pools with `autoscale` are for KEDA or
-//! an HPA: each gateway of a pool reports by the load that it sees, and the largest number counts.
+//! an HPA. Each gateway of a pool reports a number from the load that it sees, and the largest
+//! number counts.
 
 use super::exposition::Page;
 use super::families::{self, Family};
@@ -15,7 +16,7 @@ pub struct EngineMetrics {
     pub pool: String,
     /// The engine's backend.
     pub backend: String,
-    /// The engine's phase: 1 in the metric; every other phase is 0.
+    /// The engine's phase, which is 1 in the metric, while every other phase is 0.
     pub phase: String,
     /// Number of starts of the engine since the gateway started, without the first one.
     pub restarts: u64,

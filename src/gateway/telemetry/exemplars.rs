@@ -1,10 +1,10 @@
-//! The last traced request in each bucket of a histogram: leads from a slow bucket of a panel to a
-//! trace.
+//! The last traced request in each bucket of a histogram. It leads from a slow bucket of a panel to
+//! a trace.
 //!
 //! OpenMetrics ([`super::openmetrics`]) and OTLP show them. Only a request with a sampled trace
-//! becomes one, so without `[tracing]` they cost only an empty row for each histogram. Bounds: one
-//! per bucket; rows exist only for combinations of labels that have series, which [`super::series`]
-//! bounds.
+//! becomes an exemplar, so without `[tracing]` exemplars cost only an empty row for each histogram.
+//! Bounds: one per bucket; rows exist only for combinations of labels that have series, which
+//! [`super::series`] bounds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl TracedHistogram {
     }
 }
 
-/// A clone has the same rows.
+/// The exemplars of all histograms. A clone has the same rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Exemplars(Arc<RwLock<ByHistogram<Row>>>);
 

@@ -68,7 +68,6 @@ fn add_arm(label: &str, arm: &ArmReport, page: &mut Page) {
     for (rating, count) in [("good", all - bad), ("bad", bad)] {
         page.add(&families::ARM_RATINGS, &[label, rating], count as f64);
     }
-    // An arm with units has no copies.
     let Some(copies) = &arm.copies else { return };
     page.add(&families::COPIES_IN_FLIGHT, &[label], copies.in_flight.into());
     for (outcome, count) in &copies.ended {

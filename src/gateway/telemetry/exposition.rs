@@ -1,5 +1,5 @@
-//! Metric families whose values are read at scrape time. (The types of `prometheus` count in
-//! place.)
+//! Metric families whose values are read at scrape time. (The metric types of `prometheus` hold
+//! counts themselves.)
 //!
 //! One collector ([`Scraped`]) serves all of them: a function adds the metrics of a snapshot to a
 //! [`Page`], by the table of families ([`super::families`]). So a removed backend is absent from
@@ -128,8 +128,8 @@ pub(super) fn shown(registry: &Registry) -> Vec<MetricFamily> {
     families
 }
 
-/// Whether a metric without a pool or model is zero: requests that were refused before they were
-/// placed resolve every metric of the combination of labels, and use few.
+/// Whether a metric without a pool or model is zero. Requests that were refused before they were
+/// placed create every metric of the combination of labels, but change few of them.
 fn is_unplaced_zero(metric: &Metric) -> bool {
     let empty = |pair: &LabelPair| matches!(pair.name(), "pool" | "model") && pair.value().is_empty();
     let nothing = metric.get_counter().get_value() == 0.0 && metric.get_histogram().get_sample_count() == 0;

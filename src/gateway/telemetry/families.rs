@@ -1,8 +1,9 @@
 //! Every metric of the gateway, in one table: name, kind, labels, buckets, help.
 //!
-//! Names and labels are a contract with dashboards and alerts of operators: they are only ever
-//! added. Values of labels come from the configuration, from closed sets in the code, or from
-//! reports of backends, never from clients, so the number of series is bounded. Labels:
+//! Names and labels are a contract with dashboards and alerts of operators, so they may be added
+//! but never renamed or removed. Values of labels come from the configuration, from closed sets in
+//! the code, or from reports of backends, never from clients, so the number of series is bounded.
+//! Labels:
 //!
 //! - `pool`: the pool in which a request ran, or the home pool if it never ran. `class`: the class
 //!   of the prompt's length and the kind of request (`[[class]]`); empty if the request was refused
@@ -40,15 +41,15 @@ pub struct Family {
     pub help: &'static str,
 }
 
-/// Time to first token: steps of an eighth from 20 ms to 5 s, so that a P99 read from the buckets
-/// is within a few percent.
+/// Time to first token. The steps are an eighth from 20 ms to 5 s, so that a P99 read from the
+/// buckets is within a few percent.
 const TTFT: &[f64] = &[
     0.001, 0.002, 0.005, 0.010, 0.015, 0.020, 0.0225, 0.025, 0.0275, 0.030, 0.033, 0.036, 0.040, 0.045, 0.050, 0.055,
     0.060, 0.065, 0.070, 0.080, 0.090, 0.100, 0.110, 0.120, 0.135, 0.150, 0.165, 0.180, 0.200, 0.225, 0.250, 0.275,
     0.300, 0.330, 0.360, 0.400, 0.450, 0.500, 0.550, 0.600, 0.650, 0.700, 0.800, 0.900, 1.0, 1.1, 1.2, 1.35, 1.5, 1.65,
     1.8, 2.0, 2.25, 2.5, 2.75, 3.0, 3.3, 3.6, 4.0, 4.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0,
 ];
-/// Time per output token: a mean, so narrower than the gaps.
+/// Time per output token. It is a mean, so it has a narrower range than the gaps.
 const TPOT: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.010, 0.012, 0.014, 0.016, 0.018, 0.020, 0.025,
     0.030, 0.040, 0.050, 0.075, 0.100, 0.150, 0.250, 0.500, 1.0, 2.5,
@@ -69,7 +70,8 @@ const OVERHEAD: &[f64] = &[
     0.000_005, 0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.010, 0.025, 0.100,
     0.500, 1.0,
 ];
-/// Estimated over actual tokens: 1 is exact; symmetric around 1 in proportion.
+/// Estimated over actual tokens, of which 1 is exact. The bounds are symmetric around 1 in
+/// proportion.
 const RATIO: &[f64] = &[0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0];
 
 /// Engine TTFT and queue wait where there are many histograms.

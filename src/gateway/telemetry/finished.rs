@@ -1,8 +1,8 @@
 //! The last finished requests, each with all times, for an operator who asks where the time of one
 //! request went.
 //!
-//! An entry has the access log's data, with the client's id but no other text: no path, no unknown
-//! model.
+//! An entry has the access log's data. The client's id is the only text of a client in it: no path,
+//! no unknown model.
 //!
 //! Bounds: [`FINISHED_MAX`] requests of about 400 bytes and two ids of up to 145 bytes each, under
 //! 3 MiB, and the last [`FAILURES_MAX`] requests that were shed or failed, which would otherwise be
@@ -26,7 +26,7 @@ use sluice_core::openai::{EngineTimes, Route};
 pub const FINISHED_MAX: usize = 4_096;
 /// The most kept requests that were shed or failed.
 pub const FAILURES_MAX: usize = 64;
-/// The most requests with the same id that are shown: clients choose ids.
+/// The most requests with the same id that are shown, because clients choose ids.
 const SAME_ID_MAX: usize = 8;
 
 /// One finished request. Values that do not apply are absent.

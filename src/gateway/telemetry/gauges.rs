@@ -96,7 +96,7 @@ fn add_backend(pool: &str, backend: &BackendView, page: &mut Page) {
     page.add_states(&families::BACKEND_STATE, &labels, BackendView::STATES, backend.state());
 }
 
-/// While a backend that moved drains, only its successor is shown.
+/// Backends by distinct names: while one that moved drains, only its successor is shown.
 fn distinct(pool: &PoolView) -> impl Iterator<Item = &BackendView> {
     pool.backends.iter().enumerate().filter_map(|(index, backend)| {
         let same = |other: &&BackendView| other.name == backend.name;

@@ -1,8 +1,8 @@
-//! The last hour of requests by class and pool: counts, latency, and the parts of the time before
-//! the first token.
+//! The requests of the last hour by class and pool: counts, latency, and the parts of the time
+//! before the first token.
 //!
 //! Intervals of [`FINE_SECONDS`] cover the last five minutes, of [`COARSE_SECONDS`] the last hour.
-//! A request counts in the interval in which it ended, as [`span`](super::span) defines.
+//! A request counts in the interval in which it ended. [`span`](super::span) has the counts.
 //!
 //! Bounds: a pair of class and pool ([`super::series`]) keeps at most 120 intervals of 9 KiB,
 //! usually under 200 KiB in all. Time is a parameter: seconds since any moment.
@@ -52,8 +52,7 @@ impl Resolution {
 }
 
 impl History {
-    /// Counts a request that ended at `at`. An earlier time than the last one counts as the last
-    /// one.
+    /// Counts a request that ended at `at`. A time before the last one counts as the last one.
     pub(super) fn add(&mut self, record: &Record, at: Duration) {
         let number = Resolution::Fine.number(at);
         if self.fine.back().is_none_or(|(last, _)| *last < number) {
@@ -186,7 +185,7 @@ mod tests {
             let near = |want: f64, got: f64| (got / want - 1.0).abs() < 0.05;
             assert!(near(500.0, found[0]) && near(990.0, found[1]), "{name}: {found:?}");
         }
-        // 49 gaps each; the bucket bounds there are 250 ms, 500 ms and 1 s.
+        // Each request has 49 gaps. The bounds of the buckets there are 250 ms, 500 ms and 1 s.
         let itl = all.itl(&[0.25, 0.5]).unwrap();
         assert!((itl[0] / 250.0 - 1.0).abs() < 0.01 && (itl[1] / 500.0 - 1.0).abs() < 0.01, "{itl:?}");
         assert_eq!(Span::default().ttft(&[0.5]), None);
@@ -229,7 +228,7 @@ mod tests {
         assert_eq!(all.reasons, [(Outcome::Shed(ShedReason::QueueFull), 1)]);
         assert_eq!(all.retries, [(RetryReason::Connect, 2)]);
         assert_eq!((all.judged, all.met, all.refused, all.ended()), (3, 1, 1, 4));
-        // The estimates are 110 for 100 tokens: the ratio is a little over 1.1.
+        // The estimates are 110 for 100 tokens, so the ratio is a little over 1.1.
         assert_eq!((all.estimated, all.near), (2, 0));
         assert!((all.ratio(&[0.5]).unwrap()[0] / 1.1 - 1.0).abs() < 0.05);
     }

@@ -1,5 +1,5 @@
-//! The history as it is shown: a row of numbers for each class, for each pool, and for each pair of
-//! a class and a pool if the class ran in several pools.
+//! The history as it is shown. It has a row of numbers for each class, for each pool, and for each
+//! pair of a class and a pool if the class ran in several pools.
 //!
 //! Latencies are in milliseconds, rounded to four digits, since bins are right within 5 %. Values
 //! that were not measured are absent. `points` has one entry for each interval, oldest first.
@@ -36,10 +36,10 @@ pub struct HistoryReport {
     pub interval_seconds: u64,
     /// Number of intervals.
     pub intervals: u64,
-    /// The time that is covered, seconds: less than all intervals just after a start.
+    /// The time that is covered, in seconds. Just after a start, it is less than all intervals.
     pub covered_seconds: f64,
     /// Requests by class, wherever they ran; class "" has requests that were refused before they
-    /// had one.
+    /// had a class.
     pub classes: Vec<HistoryRow>,
     /// Requests by the pool in which they ran, or would have run.
     pub pools: Vec<HistoryRow>,
@@ -58,13 +58,13 @@ pub struct HistoryRow {
     pub pool: Option<Arc<str>>,
     /// Requests that completed.
     pub completed: u64,
-    /// Refused early for want of capacity.
+    /// Requests that were refused early for want of capacity.
     pub shed: u64,
-    /// Ended by a backend's failure or a timeout.
+    /// Requests that a backend's failure or a timeout ended.
     pub failed: u64,
     /// Clients that left.
     pub client_gone: u64,
-    /// Refused: the client's fault.
+    /// Requests that were refused through the client's fault.
     pub refused: u64,
     /// Prompt tokens.
     pub prompt_tokens: u64,
@@ -104,7 +104,7 @@ pub struct Tails {
     pub p99: f64,
 }
 
-/// Parts of TTFT of three groups of requests.
+/// The parts of TTFT, for three groups of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TtftParts {
     /// All streams.

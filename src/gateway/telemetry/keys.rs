@@ -3,8 +3,8 @@
 //!
 //! Read at scrape time from views that `serve` passes in. Keys without a token limit have no token
 //! metrics. Bounds: the keys of the configuration; for tokens the
-//! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit, and as many keys with
-//! most requests in flight.
+//! [`KEYS_SHOWN`](crate::flow::keys::KEYS_SHOWN) keys nearest to a limit, and for requests in
+//! flight as many keys, which have most of them.
 
 use super::exposition::Page;
 use super::families::{self, Family};

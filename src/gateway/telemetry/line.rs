@@ -6,8 +6,8 @@
 //! `key` is the key's name.
 //!
 //! Keys are never renamed or removed, because users have queries on them. A line of `[records]`
-//! lacks some of the keys and has others (`Line::into_record`); `version` says how to read its
-//! hashes.
+//! lacks some of the keys and has others (`Line::into_record`); `version` says how to read the
+//! hashes in it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -193,7 +193,7 @@ pub(super) fn line(record: &Record, time: Timestamp, shown: &Shown) -> Vec<u8> {
         None => line,
     };
     let mut text = Vec::with_capacity(LINE_BYTES);
-    // Cannot fail: no map keys, no foreign Serialize, and a Vec takes every byte.
+    // Cannot fail: there are no map keys and no foreign Serialize, and a Vec takes every byte.
     let _ = serde_json::to_writer(&mut text, &line);
     text.push(b'\n');
     text

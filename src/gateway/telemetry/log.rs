@@ -1,5 +1,5 @@
-//! The gateway's own log, on stderr: for people with colours on a terminal, or one JSON object per
-//! line.
+//! The gateway's own log, on stderr: text for people, with colours on a terminal, or one JSON
+//! object per line.
 //!
 //! Lines of libraries are written from `warn` on, or from the configured level if that is higher,
 //! because pingora logs every step of its start at `info`. The Kubernetes client logs each failed
@@ -7,8 +7,8 @@
 //! failure once, so these lines appear only from `debug` down.
 //!
 //! `RUST_LOG` replaces all of this, in the usual syntax, also for libraries that use the `log`
-//! facade. Not here: one line per request (the access log), and rotation (stderr belongs to the
-//! parent process).
+//! facade. This log has no line per request (the access log has), and no rotation (stderr belongs
+//! to the parent process).
 
 use std::io::IsTerminal;
 

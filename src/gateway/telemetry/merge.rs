@@ -33,7 +33,7 @@ pub(super) struct Merge {
     /// Pairs of pool and model that keep their names; `None`: all.
     named: Option<HashSet<[String; 2]>>,
     classes: bool,
-    /// [`classes`](Self::classes) for the metrics of keys.
+    /// The same as [`classes`](Self::classes), for the metrics of keys.
     pub(super) classes_of_keys: bool,
 }
 
@@ -47,7 +47,7 @@ impl Merge {
         let classes = pools * all_classes > room;
         let left = if classes { 1 } else { all_classes };
         let is_too_many = first(usize::MAX).count() * left > room;
-        // One combination is for the other models of a pool.
+        // One combination is left for the other models of a pool.
         let named = is_too_many.then(|| first((room / (pools * left)).saturating_sub(1)).collect());
         Self { named, classes, classes_of_keys: keys * all_classes > KEYS }
     }

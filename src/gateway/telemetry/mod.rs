@@ -2,8 +2,8 @@
 //!
 //! [`families`] has every metric in one table; [`collect`] updates metrics from records and renders
 //! them. [`recent`], [`history`] and [`finished`] serve the live page. [`access_log`] writes one
-//! JSON line per sampled request, `records` the lines that are replayed; `otlp` sends spans and
-//! metrics to a collector; [`log`] configures the gateway's own log.
+//! JSON line per sampled request, and `records` writes the lines that `sluice` can replay. `otlp`
+//! sends spans and metrics to a collector. [`log`] configures the gateway's own log.
 //!
 //! The request path hands over one finished record and does not wait. Values that admission counts
 //! (in flight, queues, states) are read at scrape time, so they cannot drift.

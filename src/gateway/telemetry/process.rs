@@ -1,7 +1,7 @@
 //! Metrics of the gateway's process: CPU, memory, file descriptors, start time.
 //!
-//! Read from `/proc` at scrape time; a system without it has no such metrics. Ticks of
-//! `/proc/self/stat` are 1/100 s on every Linux (USER_HZ is part of its ABI).
+//! The values are read from `/proc` at scrape time. A system without `/proc` has no such metrics.
+//! Ticks of `/proc/self/stat` are 1/100 s on every Linux (USER_HZ is part of its ABI).
 
 use nix::sys::resource::{Resource, getrlimit};
 

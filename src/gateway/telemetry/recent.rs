@@ -1,9 +1,9 @@
 //! The last five minutes of one pool's home traffic: rates, tails and attainment for the live page,
 //! `sluice status` and `sluice top`, and the last minute for the API.
 //!
-//! Requests are counted by home pool, because that is the promise that a client sees: a long prompt
-//! that spilled to the short pool says nothing about short prompts. Rates divide by the time that
-//! the slots cover: the window, or up to 5 s less, or less just after the start.
+//! Requests are counted by home pool, whose promise the client sees. A long prompt that spilled to
+//! the short pool says nothing about short prompts. Rates divide by the time that the slots cover.
+//! That is the window or up to 5 s less, and less just after the start.
 //!
 //! Quantiles (TTFT of streams, TPOT of completed requests) come from bins that grow by 2^(1/8), so
 //! they are right within 5 %. Attainment is the share of generating requests that met their
@@ -38,13 +38,13 @@ pub struct WindowStats {
     pub requests_per_second: f64,
     /// Requests that completed.
     pub completed: u64,
-    /// Refused early for want of capacity.
+    /// Requests that were refused early for want of capacity.
     pub shed: u64,
-    /// Ended by a backend's failure or a timeout.
+    /// Requests that a backend's failure or a timeout ended.
     pub failed: u64,
     /// Clients that left.
     pub client_gone: u64,
-    /// Refused: the client's fault.
+    /// Requests that were refused through the client's fault.
     pub refused: u64,
     /// Requests that ran in another pool than their home.
     pub spilled: u64,
@@ -111,7 +111,7 @@ impl Recent {
         Self { window: Mutex::new(Window::new(now)) }
     }
 
-    /// Begins anew: the pool was not in service before.
+    /// Begins anew, because the pool was not in service before.
     pub(super) fn restart(&self, now: Instant) {
         *self.window.lock() = Window::new(now);
     }
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(recent.attainment(now), Some(0.0));
         let later = now + Duration::from_secs(240);
         add(&recent, &judged(Outcome::Completed, true), true, later);
-        // Without objectives nothing can be missed.
+        // A request without objectives cannot miss any.
         add(&recent, &record(Outcome::Shed(ShedReason::QueueFull)), false, later);
         let (five, one) = (recent.five_minutes(later), recent.minute(later));
         assert_eq!((five.attainment, five.completed, recent.attainment(later)), (Some(0.5), 2, Some(0.5)));

@@ -5,8 +5,8 @@
 //! ends in the middle of a line, because the machine stopped, is rotated before more is written.
 //! Several gateways may write to one path; each notices when another has renamed the file.
 //!
-//! Bounds: `records.files` full files and one more, of `records.max_size`. If a full file cannot be
-//! renamed, records are dropped.
+//! Bounds: `records.files` full files and the current one, each of `records.max_size`. If a full
+//! file cannot be renamed, records are dropped.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -59,8 +59,8 @@ impl RotatedFile {
     }
 
     /// Makes room for a new file. Files move up to the first free name, so that a rotation that
-    /// failed half-way is continued and removes nothing twice. Files beyond the last name come from
-    /// a configuration that kept more, and are removed.
+    /// failed half-way is continued and no second file is removed. Files beyond the last name come
+    /// from a configuration that kept more, and are removed.
     fn rotate(&self) -> io::Result<()> {
         for number in self.kept + 1.. {
             if !remove(self.name(number))? {

@@ -1,9 +1,9 @@
 //! The key of the hashes by which records recognise prompts.
 //!
 //! Hashes of the beginnings of prompts ([`PromptPrefix`]) let a replay share prefixes as the
-//! requests did, but could be guessed by trying texts. So a record has the first 64 bits of SHA-256
-//! of each hash behind a secret key, without which they say nothing. Each hash costs about 0.2 us;
-//! a prompt of 16 kB has 20.
+//! requests did, but texts could be found by trying. So a record has the first 64 bits of the
+//! SHA-256 of a secret key and the hash, which say nothing without the key. Each hash costs about
+//! 0.2 us; a prompt of 16 kB has 20.
 
 use std::fmt::Write as _;
 use std::io;

@@ -2,7 +2,7 @@
 //!
 //! Looking up a child of a Prometheus vector hashes every label value under a lock, and a request
 //! touches about ten. So the children of one combination (pool, model, arm, class) are kept
-//! together: one look-up for all.
+//! together, and one look-up finds them all.
 //!
 //! Bounds: [`MAX_SERIES`], [`MAX_HISTORIES`], [`MAX_POOLS_SEEN`]. Beyond that, requests count under
 //! the label "other" everywhere, so totals stay right. [`super::merge`] lets combinations share
@@ -93,7 +93,7 @@ pub(super) struct Series {
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
     pub(super) queue_wait: TracedHistogram,
-    /// Requests that met the objectives, and requests that did not: of the pool, and by class.
+    /// Requests that met the objectives, and requests that did not, of the pool and by class.
     slo: [OnceLock<[IntCounter; 2]>; 2],
     pub(super) history: Arc<PairHistory>,
     labels: SeriesLabels,
@@ -218,7 +218,8 @@ impl SeriesTable {
         counters.iter().for_each(|vec| vec.reset());
         self.itl.reset();
         self.exemplars.reset();
-        // Last: an entry that was made meanwhile may have series that are gone from the page.
+        // The map is cleared last, because an entry that was made meanwhile may have series that
+        // are gone from the page.
         self.series.clear();
     }
 
@@ -346,7 +347,7 @@ pub(super) fn outcome_index(outcome: Outcome) -> usize {
     }
 }
 
-/// A map that stops growing: beyond the bound all new keys share one entry.
+/// A map that stops growing. Beyond the bound, all new keys share one entry.
 pub(super) struct Bounded<K, V> {
     map: DashMap<K, Arc<V>, RandomState>,
     len: AtomicUsize,
@@ -363,7 +364,7 @@ impl<K: Clone + Eq + std::hash::Hash, V> Bounded<K, V> {
             return Arc::clone(&found);
         }
         let key = if self.len.load(Ordering::Relaxed) < self.max { key } else { other() };
-        // `make` never uses this map: the entry's shard is locked.
+        // `make` must not use this map, because the entry's shard is locked.
         let entry = self.map.entry(key);
         if let dashmap::Entry::Occupied(found) = &entry {
             return Arc::clone(found.get());

@@ -34,7 +34,7 @@ impl<T> Default for Sparse<T> {
 
 impl<T: Default> Sparse<T> {
     fn at(&mut self, bin: usize) -> &mut T {
-        // Every kind of bin has fewer than 256.
+        // There are fewer than 256 bins of each kind.
         let bin = bin as u8;
         let found = self.0.binary_search_by_key(&bin, |(own, _)| *own);
         let place = found.unwrap_or_else(|place| {
@@ -55,7 +55,7 @@ impl<T: Default> Sparse<T> {
     }
 }
 
-/// The requests in one bin of TTFT: their number, and the sums of their times in seconds.
+/// The requests in one bin of TTFT: the number, and the sums of the requests' times in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct FirstTokens {
     pub(super) count: u32,
@@ -216,8 +216,8 @@ impl Span {
         quantiles(self.ratio.0.iter().copied(), shares, middle)
     }
 
-    /// First tokens of all requests, up to the bin of the median, and from the bin of quantile
-    /// `slow` on.
+    /// First tokens of three groups of requests: all, up to the bin of the median, and from the bin
+    /// of the quantile `slow` on.
     pub(super) fn first_tokens(&self, slow: f64) -> [FirstTokens; 3] {
         let all = self.ttft.0.iter().fold(FirstTokens::default(), |mut sum, (_, bin)| {
             sum.add(bin);

@@ -20,7 +20,7 @@ use sluice_core::meter::{ItlHistogram, StreamStats};
 use sluice_core::openai::Route;
 use sluice_core::openai::response::TokenUsage;
 
-/// A request at home in the short pool, without measurements.
+/// A request whose home is the short pool, without measurements.
 pub fn record(outcome: Outcome) -> Record {
     Record {
         upstream_id: "req-1".into(),
@@ -196,8 +196,8 @@ impl Large {
         Config::parse(&text, "test", &[], &around).unwrap_or_else(|problems| panic!("{problems}")).config
     }
 
-    /// Requests of every model and class: short, long, and long in the short pool; on every
-    /// backend, of every key.
+    /// Requests of every model, class, backend and key. They are short, long, and long in the short
+    /// pool.
     pub fn traffic(&self) -> Vec<Record> {
         let mut records = Vec::new();
         for model in 0..self.pairs * self.models_of_a_pair {

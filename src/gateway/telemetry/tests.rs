@@ -1,5 +1,5 @@
-//! The metrics page and the access log line, compared with snapshots; and that a request counts
-//! exactly once.
+//! Compares the metrics page and the access log line with snapshots, and checks that a request
+//! counts exactly once.
 //!
 //! Records are made by hand (`testing.rs`).
 
@@ -259,7 +259,7 @@ fn every_family_of_the_table_is_on_the_page_with_its_labels() {
         vec![EngineMetrics { started: Some(1.0), wake_seconds: Some(0.5), ..engine() }]
     });
     let page = telemetry.page();
-    // Absent without a collector (see `otlp/tests.rs`), and without records.
+    // These families are absent without a collector (see `otlp/tests.rs`) and without records.
     let absent = ["sluice_trace", "sluice_metrics_exports", "sluice_records"];
     let is_absent = |name: &str| absent.iter().any(|prefix| name.starts_with(prefix));
     for family in families::ALL.iter().filter(|family| !is_absent(family.name)) {
@@ -415,8 +415,9 @@ fn requests_are_counted_by_whether_they_met_their_objectives() {
         telemetry.record(&record);
     }
     let page = telemetry.page();
-    // Missed: one judged so, one shed, two failed. The client that left, the refused request and
-    // the call to tokenize do not count, nor does the long one, whose home is another pool.
+    // Of the missed ones, one was judged so, one was shed, and two failed. The client that left,
+    // the refused request and the call to tokenize do not count, nor does the long one, whose home
+    // is another pool.
     assert_eq!([value(&page, met), value(&page, missed)], [3.0, 4.0]);
     let of_pool =
         |result: &str| value(&page, &format!("sluice_slo_requests_total{{pool=\"short\",result=\"{result}\"}}"));

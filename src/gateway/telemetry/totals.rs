@@ -2,8 +2,8 @@
 //! `sluice diagnose` take differences.
 //!
 //! Bounds: [`NAMES_MAX`], names of earlier configurations included; further requests count as
-//! "other". A request costs a look-up and an uncontended lock; a request with a key costs two of
-//! each.
+//! "other". A request costs a look-up and an uncontended lock, and a request with a key costs two
+//! of each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::series::Bounded;
 use crate::flow::{Outcome, Record};
 
-/// The most combinations of home pool, pool and backend; and the most keys.
+/// The most combinations of home pool, pool and backend, and also the most keys.
 const NAMES_MAX: usize = 1_024;
 const OTHER: &str = "other";
 
@@ -21,7 +21,7 @@ type Name = Option<Arc<str>>;
 
 /// Sums by engine and by key.
 pub struct TotalsTable {
-    /// By home pool, and by pool and backend of the last attempt.
+    /// Sums by home pool, and by the pool and the backend of the last attempt.
     engines: Bounded<[Name; 3], Mutex<Totals>>,
     keys: Bounded<Name, Mutex<Totals>>,
 }
@@ -63,8 +63,8 @@ impl TotalsTable {
         }
     }
 
-    /// Adds an attempt that has failed at a backend, named with its pool, when it fails: the
-    /// request may end much later. It has no home, because the request counts in its pool once.
+    /// Adds an attempt when it fails at this backend of a pool, because the request may end much
+    /// later. The attempt has no home pool, because the request will count there once.
     pub fn attempt_failed(&self, [pool, backend]: &[Arc<str>; 2]) {
         let other = || Some(OTHER.into());
         let name = [None, Some(Arc::clone(pool)), Some(Arc::clone(backend))];
@@ -123,7 +123,7 @@ impl Moments {
         }
     }
 
-    /// The effective number of values: as many equal weights have the same uncertainty.
+    /// The effective number of values. This many values of equal weight have the same uncertainty.
     pub fn count(&self) -> f64 {
         if self.squares[0] > 0.0 { self.weight * self.weight / self.squares[0] } else { 0.0 }
     }
@@ -167,7 +167,8 @@ pub struct Totals {
     pub ended: f64,
     /// Requests that were shed.
     pub shed: f64,
-    /// Requests that a backend or a timeout ended; at a backend also repeated attempts.
+    /// Requests that a failing backend or a timeout ended. In sums of a backend, also attempts that
+    /// were repeated.
     pub failed: f64,
     /// Seconds in the queue of the gateway.
     pub queue_wait: f64,
@@ -179,7 +180,8 @@ pub struct Totals {
     pub tokens: f64,
     /// Lengths of prompts, tokens.
     pub prompts: Moments,
-    /// Lengths of prompts, weighted by the square of the length: few long prompts count most.
+    /// Lengths of prompts, weighted by the square of the length, so that few long prompts count
+    /// most.
     pub long_prompts: Moments,
     /// Times per output token, seconds.
     pub tpot: Moments,
@@ -218,8 +220,8 @@ impl Totals {
         if let Some((estimate, counted)) = record.estimate.zip(counted) {
             self.estimates.add_weighted(estimate.tokens as f64 / counted as f64, counted as f64);
         }
-        // The client held the engine up; or the stream was continued, so that the first token came
-        // from another engine, and the time per token includes the pause between the engines.
+        // The times say nothing if the client held the engine up, nor for a continued stream, in
+        // which another engine sent the first token and the time per token includes the pause.
         if record.held_up || record.continued > 0 {
             return;
         }

@@ -1,7 +1,7 @@
 //! Metrics of the online tuner, read at scrape time from a view that `serve` passes in.
 //!
-//! The limits that the tuner moves are in the families of backends. The metrics here show its
-//! changes, and whether it may make any.
+//! The limits that the tuner moves are in the families of backends. The metrics here show the
+//! tuner's changes, and whether it may make any.
 
 use super::exposition::Page;
 use super::families::{self, Family};

@@ -1,7 +1,7 @@
 //! Bytes of WebSockets, by pool and direction.
 //!
-//! Counted while a WebSocket is open, because one may be open for an hour. Bound: two counters for
-//! each pool that had a WebSocket.
+//! Bytes are counted while a WebSocket is open, because one may be open for an hour. Bound: two
+//! counters for each pool that had a WebSocket.
 
 use prometheus::{IntCounter, IntCounterVec, Registry};
 

@@ -1,7 +1,7 @@
 //! The flag that a diagnosis asks to change, and the direction, for deployments that cannot be
 //! simulated.
 //!
-//! A full KV cache also forbids more sequences.
+//! Where a KV cache is often full, more sequences are never advised.
 
 use super::flags::EngineFlag;
 use crate::observe::diagnosis::{Experience, OFTEN, Reading, diagnose};

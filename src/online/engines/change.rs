@@ -2,10 +2,11 @@
 //!
 //! The *canary* changes first; it is compared with the *control*. It serves no client until it has
 //! served copies of requests, so an engine that fails under load harms no client. Until the change
-//! ends, requests load each changed engine at most as much as the copies did
-//! ([`EngineChange::proved`]). Before the comparison, all engines serve their backlog: a backlog on
-//! one side would favour the other. In the comparison, the gateway draws an arm for each request.
-//! [`phase`](super::phase) has the order of the stages.
+//! ends, requests load a changed engine at most as much as copies have proved
+//! ([`EngineChange::proved`]), or a little more while requests wait. Before the comparison, all
+//! engines serve their backlog, because a backlog in one arm would favour the other arm. In the
+//! comparison, the gateway draws an arm for each request. [`phase`](super::phase) has the order of
+//! the stages.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,12 +20,12 @@ use sluice_core::base::PoolId;
 pub const EXPERIMENT: &str = "sluice-tuner";
 const CONTROL: &str = "control";
 const CANARY: &str = "canary";
-/// The canary stops once the share of failed requests exceeds the control's by this.
+/// The experiment stops once the canary's share of failed requests exceeds the control's by this.
 const GUARD_ERRORS: f64 = 0.01;
-/// Copies on the canary, as a multiple of an engine's share of all requests: too much load must
-/// show before the canary serves clients.
+/// Copies on the canary, as a multiple of an engine's share of all requests. Above 1, so that too
+/// much load shows before the canary serves clients.
 const COPIES_LOAD: f64 = 2.0;
-/// The pool's limits are the real bound.
+/// Large, because the limits of the pool bound the copies.
 const COPIES_IN_FLIGHT: u32 = 1_024;
 const COPIES_PER_SECOND: f64 = 10_000.0;
 
@@ -61,19 +62,19 @@ pub struct EngineChange {
     pub from: f64,
     /// The new value.
     pub to: f64,
-    /// Limits of the pool that go with the new value, in force until the change is taken back.
+    /// Limits of the pool that belong to the new value, if any.
     #[serde(default)]
     pub limits: Option<PoolLimits>,
-    /// Whether `limits` are in force from the start, because they also suit the engines that serve
-    /// while one restarts; otherwise once the canary serves requests.
+    /// Whether `limits` are in force from the beginning, because they also suit the engines that
+    /// serve while one restarts. Otherwise they are in force while the canary serves requests.
     #[serde(default)]
     pub limits_first: bool,
     /// Mean loss of a request before the change.
     #[serde(default)]
     pub loss_before: f64,
-    /// Fall of the mean loss by simulation, if simulated.
+    /// Simulated fall of the mean loss; `None`: not simulated.
     pub forecast: Option<f64>,
-    /// Whether the gain pays even if requests wait during a restart.
+    /// Whether to restart engines even if requests then wait.
     #[serde(default)]
     pub crowded: bool,
     /// Backends that have the new value, or are about to.
@@ -99,7 +100,7 @@ impl EngineChange {
         &self.backends[1]
     }
 
-    /// The next engine to restart: with the new value, or in [`Stage::Return`] with the old value.
+    /// The next engine to restart. It gets the new value, or in [`Stage::Return`] the old value.
     pub(super) fn next(&self, stage: Stage) -> Option<&String> {
         match stage {
             Stage::Return => self.changed.last(),
@@ -111,7 +112,7 @@ impl EngineChange {
         self.changed.retain(|other| other != backend);
     }
 
-    /// Bound on the load by requests; `None`: the tuner sets none.
+    /// Bound on the load of requests on a backend; `None`: the tuner sets none.
     pub(super) fn bound(&self, stage: Stage, backend: &str) -> Option<Load> {
         let is_changed = self.changed.iter().any(|changed| changed == backend);
         match stage {
@@ -120,8 +121,8 @@ impl EngineChange {
         }
     }
 
-    /// Whether this mean loss on the canary is below the loss before the change. Without limits,
-    /// the comparison with the control decides alone.
+    /// Whether this mean loss on the canary is below the loss before the change. Always true
+    /// without limits, where the comparison with the control decides alone.
     pub(super) fn improves(&self, loss: f64) -> bool {
         self.limits.is_none() || loss < self.loss_before
     }

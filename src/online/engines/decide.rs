@@ -21,13 +21,13 @@ use crate::limits::PoolLimits;
 /// Shortest and longest time between two simulations.
 pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(300);
 const ASK_INTERVAL_MAX: Duration = Duration::from_secs(900);
-/// Multiple of the cost that a change must gain over the expected time.
+/// Multiple of the cost that a change must gain while the load should last.
 pub(super) const PAYS: f64 = 3.0;
-/// Bounds of the expected time of a load.
+/// Bounds of the time for which a load should last.
 pub(super) const DWELL: (Duration, Duration) = (Duration::from_secs(7_200), Duration::from_secs(24 * 3_600));
-/// Share of the loss that a change without a simulation certainly gains.
+/// Assumed gain of a change without a simulation, as a share of the loss.
 const ASSUMED: f64 = 0.25;
-/// Assumed duration of a restart until one was seen.
+/// Assumed duration of a restart while no restart or start was measured.
 const RESTART: Duration = Duration::from_secs(120);
 /// Minimum loss at which a full engine is restarted when no forecast exists.
 const CROWDED_LOSS: f64 = 0.5;
@@ -36,7 +36,7 @@ const SUGGESTED: Duration = Duration::from_secs(6 * 3_600);
 struct Best {
     candidate: EngineCandidate,
     certain: f64,
-    /// Fall of the loss by the flag, under the same limits.
+    /// How far the flag alone lowers the loss, under the same limits.
     forecast: Option<f64>,
     why: String,
 }
@@ -105,7 +105,7 @@ impl EngineTuner {
         if engines.iter().any(|engine| engine.flags.as_ref() != Some(&flags)) {
             return Err("its engines have different flags".to_owned());
         }
-        // More sequences in a full KV cache would be preempted.
+        // With more sequences, an engine with a full KV cache would preempt some.
         let is_full = need.advice.as_ref().is_some_and(|(flag, up, _)| *flag == EngineFlag::MaxNumSeqs && !up);
         let starts = engines.iter().filter_map(|engine| engine.started_in).max();
         let absent = self.lasts.or(starts).unwrap_or(RESTART) + COPIES.0;
@@ -155,8 +155,8 @@ impl EngineTuner {
             return self.drop_proposal(&question.pool);
         }
         let lasted = look.now.saturating_sub(need.load_since);
-        // Each simulation uses new requests. A change that does not pay yet needs a load that has
-        // lasted distinctly longer.
+        // The next simulation needs new requests, so it waits for the span of the last. A change
+        // that does not pay yet needs a load that has lasted distinctly longer.
         let wait = (lasted / 8).clamp(ASK_INTERVAL, ASK_INTERVAL_MAX).max(answer.span);
         self.phase.enter(Phase::Watching { from: look.now + wait });
         let answer = &self.pooled.entry(question.pool.clone()).or_default().add(&question, answer);
@@ -238,8 +238,8 @@ impl EngineTuner {
             limits_first: under.is_some(),
             loss_before: pool.loss,
             forecast,
-            // A forecast includes the cost of waiting. Without one, requests must be so late that
-            // waiting hardly matters.
+            // A forecast includes the cost of waiting during a restart. Without a forecast,
+            // requests must already be so late that this wait hardly matters.
             crowded: forecast.is_some() || need.score.loss >= CROWDED_LOSS,
             changed: Vec::new(),
             proved: Load::default(),
@@ -282,7 +282,7 @@ impl EngineTuner {
                 100.0 * now.attainment
             );
             let certain = self.trust.certain(gain, forecast.error);
-            // A restart must pay by the flag's gain alone.
+            // The restarts must pay by the flag's gain alone.
             let measured = found.unchanged.map_or(gain, |unchanged| unchanged.loss - forecast.loss);
             let certain = certain.min(self.trust.certain(measured, forecast.error));
             Some(Best { candidate: *one, certain, forecast: Some(measured), why })
@@ -297,7 +297,7 @@ impl EngineTuner {
     fn propose(&mut self, now: Duration, change: EngineChange) {
         let is_known = |known: &EngineChange| {
             let of = |one: &EngineChange| (one.flag, one.from, one.to, one.limits);
-            // A proposal for another pool stays until it is approved or not needed.
+            // A proposal for another pool is not replaced by this change.
             known.pool != change.pool || of(known) == of(&change)
         };
         if self.proposals.change().is_some_and(is_known) {
@@ -321,7 +321,7 @@ impl EngineTuner {
         self.note(look.now, EventKind::Tried, self.belief.clone());
     }
 
-    /// Whether a change may begin; otherwise the belief gets the reason.
+    /// Whether a change may begin. If not, writes the reason into the belief.
     fn may_begin(&mut self, look: &EngineLook<'_>, change: &EngineChange) -> bool {
         // Two restarts must be left, so that the canary can return.
         let why = if let Some(why) = look.stands_back.or(look.waits) {
@@ -341,7 +341,7 @@ impl EngineTuner {
     }
 }
 
-/// Whether an engine is gone, or no longer has the old value.
+/// Whether an engine of the change is gone, or no longer has the old value.
 fn is_outdated(look: &EngineLook<'_>, change: &EngineChange) -> bool {
     let is_other = |engine: &EngineState| {
         let is_known = engine.flags.as_ref().is_some_and(|flags| !flags.is_empty());
@@ -351,7 +351,7 @@ fn is_outdated(look: &EngineLook<'_>, change: &EngineChange) -> bool {
         || change.backends.iter().any(|backend| look.engine(&change.pool, backend).is_none())
 }
 
-/// The backends of a pool, rotated by `number`: canaries take turns.
+/// The backends of a pool, rotated by `number`, so that canaries take turns.
 fn backends(look: &EngineLook<'_>, pool: &str, number: usize) -> Vec<String> {
     let mut backends: Vec<String> = look.engines_of(pool).map(|engine| engine.backend.clone()).collect();
     let first = number % backends.len().max(1);
@@ -365,8 +365,8 @@ fn still_applies(question: &EngineQuestion, need: &Need) -> bool {
     need.since.is_some() && question.limits.iter().all(is_in_force)
 }
 
-/// The best limits without a change of flags, and the reason, if their gain reaches `certain`: the
-/// least gain of the best change.
+/// The best limits without a change of flags, and the reason. `None`: they gain less than
+/// `certain`, the certain gain of the best change of flags.
 fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> Option<(PoolLimits, String)> {
     let now = answer.now?;
     let each = question.candidates.iter().zip(&answer.candidates);
@@ -378,9 +378,9 @@ fn free_gain(question: &EngineQuestion, answer: &EngineAnswer, certain: f64) -> 
 }
 
 /// Cost of a change of `count` engines, in loss of a request times seconds. `absent`: how long the
-/// canary serves no clients: the restart, and then the time in which it gets only copies of
-/// requests. The mean loss with one engine less rises by `absence` at first, and by `changed` once
-/// the other engines have the change.
+/// canary serves no clients (the restart, then only copies). The absence of one engine raises the
+/// mean loss by `absence` if the others have the old value, and by `changed` if they have the new
+/// one.
 fn cost(absent: Duration, count: f64, absence: f64, changed: f64) -> f64 {
     let lasts = absent.saturating_sub(COPIES.0).as_secs_f64();
     let share = if count > 1.0 { count / (2.0 * (count - 1.0)) } else { 0.0 };

@@ -1,7 +1,7 @@
-//! vLLM flags that the tuner changes by restarting engines, and the values next to a value
+//! vLLM flags that the tuner changes by restarting engines, and the values that it tries next
 //! ([`EngineFlag::near`]).
 //!
-//! A change is one flag of all engines of a pool.
+//! A change concerns one flag, on all engines of a pool.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ pub enum EngineFlag {
     MaxNumBatchedTokens,
     /// Most tokens of one prompt in a step; 0: no limit.
     LongPrefillTokenThreshold,
-    /// Steps from one prefill to the next while something decodes; 1: no limit. Without data
+    /// Steps from one prefill to the next while a sequence decodes; 1: no limit. Without data
     /// parallelism, vLLM obeys it since 0.33.
     PrefillScheduleInterval,
-    /// Most tokens of a step with a captured CUDA graph.
+    /// Most tokens that a step with a captured CUDA graph can have.
     MaxCudagraphCaptureSize,
     /// Share of the GPU's memory that vLLM uses.
     GpuMemoryUtilization,
@@ -79,7 +79,7 @@ impl EngineFlag {
         }
     }
 
-    /// The values to try: one step away, or two where a step is a factor of two.
+    /// The values to try: one step up and down, or also two steps where a step is a factor of two.
     pub fn near(self, value: f64) -> Vec<f64> {
         let (values, least, most): (Vec<f64>, f64, f64) = match self {
             Self::MaxNumSeqs => (powers(value), 1.0, 4_096.0),
@@ -103,8 +103,8 @@ impl EngineFlag {
         near
     }
 
-    /// [`near`](Self::near), if at most `used` sequences ran at once: [`Self::MaxNumSeqs`] steps
-    /// down to below `used`, because values above have no effect.
+    /// [`near`](Self::near) where at most `used` sequences ran at once. Lower values of
+    /// [`Self::MaxNumSeqs`] are below `used`, because others have no effect.
     pub fn near_used(self, value: f64, used: f64) -> Vec<f64> {
         let mut near = self.near(value);
         if self == Self::MaxNumSeqs && used > 1.0 && used < near.iter().copied().fold(value, f64::min) {

@@ -1,8 +1,8 @@
 //! Questions about flags, the answers by simulation, and how far the answers can be trusted.
 //!
 //! The caller replays the requests of the last minutes, as for limits. Measured changes correct
-//! later forecasts: the realised share of a forecast gain is taken to be normal around an unknown
-//! mean, which starts at 1 and counts as one measurement. The variance starts at the square of
+//! later forecasts. The realised share of a forecast gain is taken to be normal around an unknown
+//! mean. The mean starts at 1 and counts as one measurement. The variance starts at the square of
 //! [`SPREAD`] and counts as [`SPREAD_COUNTS`] measurements (conjugate normal model, with a normal
 //! in place of the t distribution). Bounds: [`REMEMBERED`].
 
@@ -15,8 +15,9 @@ use crate::limits::PoolLimits;
 use crate::limits::forecast::{BOUND, Forecast};
 use crate::observe::recent::RecentRequest;
 
-/// Standard deviation of realised over forecast gains: latencies are off by up to 15 % on machines
-/// to which the simulator was not fitted (`.github/docs/measurements/simulator.md`).
+/// Standard deviation of the ratio of realised to forecast gains. Latencies in the simulator are
+/// off by up to 15 % on machines to which the simulator was not fitted
+/// (`.github/docs/measurements/simulator.md`).
 const SPREAD: f64 = 0.2;
 const SPREAD_COUNTS: f64 = 4.0;
 const REMEMBERED: usize = 100;
@@ -28,7 +29,7 @@ pub struct EngineCandidate {
     pub flag: EngineFlag,
     /// The new value.
     pub to: f64,
-    /// Limits of the pool that change with it, if any.
+    /// Limits of the pool that change together with the flag, if any.
     pub limits: Option<PoolLimits>,
 }
 
@@ -41,9 +42,9 @@ pub struct EngineQuestion {
     pub flags: Flags,
     /// Pools of the group and their limits, without a change on trial.
     pub limits: Vec<(String, PoolLimits)>,
-    /// The changes.
+    /// The changes to simulate.
     pub candidates: Vec<EngineCandidate>,
-    /// How long an engine would be absent.
+    /// How long each engine would be absent for the restart.
     pub absent: Duration,
     /// The requests to replay.
     pub requests: Vec<RecentRequest>,
@@ -62,8 +63,8 @@ pub struct EngineAnswer {
     pub span: Duration,
 }
 
-/// How requests would fare with a candidate. The absences are simulated for one candidate only: of
-/// the candidates with the smallest loss, the last.
+/// How requests would fare with a candidate. `absence_with` and `absence_under` are simulated for
+/// one candidate only: the one with the smallest loss, or the last of several such.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CandidateForecast {
     /// Forecast with flag and limits; `None`: vLLM would refuse the flag.
@@ -71,7 +72,7 @@ pub struct CandidateForecast {
     /// Forecast with the candidate's limits and the flags in force; `None`: the candidate changes
     /// no limits.
     pub unchanged: Option<Forecast>,
-    /// [`EngineAnswer::absence`] if the other engines have the candidate.
+    /// [`EngineAnswer::absence`] if the other engines have the candidate's flag and limits.
     pub absence_with: Option<f64>,
     /// [`EngineAnswer::absence`] with the candidate's limits and the flags in force.
     pub absence_under: Option<f64>,
@@ -102,7 +103,7 @@ pub struct Realised {
     pub verdict: String,
 }
 
-/// The realised shares of forecast gains.
+/// Measured changes, with forecast and realised gains.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trust(Vec<Realised>);
 

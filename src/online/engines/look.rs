@@ -27,7 +27,7 @@ pub struct EngineRules {
     pub restarts_per_hour: u32,
     /// Rest after a change that did not help.
     pub cool_down: Duration,
-    /// Share of the misses allowed in 30 days that changes may cause.
+    /// The part of the misses allowed in 30 days that changes may cause.
     pub error_budget: f64,
 }
 
@@ -54,13 +54,13 @@ pub struct EngineState {
     pub backend: String,
     /// Known values of flags, defaults included; `None`: the gateway cannot change them.
     pub flags: Option<Flags>,
-    /// Whether it is in rotation.
+    /// Whether the backend is in rotation.
     pub serves: bool,
     /// Requests in the queue of the pool.
     pub waiting: usize,
-    /// Load by requests.
+    /// Load of requests on the engine.
     pub used: Load,
-    /// Load by copies of requests, in addition.
+    /// Additional load of copies of requests.
     pub copies: Load,
     /// Duration of the last start, if known.
     pub started_in: Option<Duration>,
@@ -95,7 +95,7 @@ pub struct PoolNeed {
     pub in_force: PoolLimits,
     /// Mean loss of a request.
     pub loss: f64,
-    /// Other limits under which a change of flags may help.
+    /// Other limits that may help with other flags.
     pub beside: Vec<PoolLimits>,
 }
 
@@ -104,13 +104,13 @@ pub struct PoolNeed {
 pub struct Need {
     /// The pools, the largest loss first.
     pub pools: Vec<PoolNeed>,
-    /// Since when objectives are missed and no change of limits helps.
+    /// Since when objectives are missed and no change of limits is left to try.
     pub since: Option<Duration>,
     /// Since when the load has not changed.
     pub load_since: Duration,
     /// Limits of all pools, without a change on trial.
     pub limits: Limits,
-    /// Judged requests so far, and the misses.
+    /// Judged requests so far, and how many of them missed an objective.
     pub totals: (f64, f64),
     /// The most sequences that ran at once on one engine; 0: unknown.
     pub running_peak: f64,
@@ -133,13 +133,13 @@ pub struct EngineLook<'a> {
     pub needs: &'a [Need],
     /// Whether changes may be made.
     pub acting: Acting,
-    /// Why a change under way must be dropped, and none may begin.
+    /// Why a change under way must be dropped and no change may begin, if so.
     pub stands_back: Option<&'a str>,
-    /// Why no engine may be restarted now.
+    /// Why no engine may be restarted now, if so.
     pub waits: Option<&'a str>,
     /// The arms of the running experiment.
     pub arms: &'a Arms,
-    /// How long after arrival a request counts.
+    /// Time after arrival from which a request counts.
     pub horizon: Duration,
 }
 
@@ -170,7 +170,7 @@ pub enum TunerOrder {
 pub enum Restarted {
     /// The engine serves.
     Done,
-    /// The engine runs as before, or not at all.
+    /// The engine runs with the old flags, or not at all.
     Failed(String),
     /// The restart may not begin now.
     Blocked(String),
@@ -183,7 +183,7 @@ impl Need {
 }
 
 impl EngineLook<'_> {
-    /// The group of a pool that has objectives.
+    /// The state of the pool's group, if the pool has objectives.
     pub(super) fn need_of(&self, pool: &str) -> Option<&Need> {
         self.needs.iter().find(|need| need.of(pool).is_some())
     }

@@ -1,12 +1,14 @@
 //! The slow layer: changes flags by restarting engines one by one, where limits no longer help.
 //!
 //! A change begins if the certain gain ([`Trust`]) in a simulation is at least
-//! [`verdict::ENGINE_GAIN`] of the loss, and exceeds [`decide::PAYS`] times the cost of the
-//! restarts over the time for which the load should last: as long again as it has lasted (Lindy's
-//! law), within [`decide::DWELL`]. [`phase`] has the stages of a change, [`trial`] and [`verdict`]
-//! their rules. Two failures without a promotion freeze the tuner.
+//! [`verdict::ENGINE_GAIN`] of the loss. Over the time for which the load should last, the gain
+//! must also exceed [`decide::PAYS`] times the cost of the restarts. A load should last as long
+//! again as it has (Lindy's law), within [`decide::DWELL`]. [`phase`] has the stages of a change,
+//! [`trial`] and [`verdict`] their rules. Two failures without a promotion in between freeze the
+//! tuner.
 //!
-//! Pure: the caller simulates, restarts and reports. Bounds: one change at a time.
+//! Pure: the caller simulates, restarts engines and reports the results. Bounds: one change at a
+//! time.
 
 pub mod flags;
 pub mod forecast;
@@ -40,9 +42,9 @@ use sluice_config::{Config, Experiment};
 
 /// A simulation without an answer after this time has failed.
 const SIMULATED: Duration = Duration::from_secs(3_600);
-/// A longer time without a look shows that the gateway stood still and missed events.
+/// A longer time between two looks shows that the gateway stood still and missed events.
 const STOOD_STILL: Duration = Duration::from_secs(60);
-/// How long a value that failed stays closed: at first, and at most.
+/// How long a value that failed stays closed: the first time, and at most.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(6 * 3_600), Duration::from_secs(7 * 24 * 3_600));
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -53,7 +55,7 @@ pub struct EngineTuner {
     pub(crate) phase: Phase,
     pub(crate) proposals: Proposals<EngineChange>,
     trust: Trust,
-    /// Number of changes, proposed ones included.
+    /// Number of changes so far, proposed ones included.
     numbers: u64,
     /// Values that failed, by pool and flag.
     closed: Closings<(String, EngineFlag, f64), ()>,
@@ -64,23 +66,23 @@ pub struct EngineTuner {
     lasts: Option<Duration>,
     pooled: BTreeMap<String, Pooled>,
     asked_last: Option<String>,
-    /// Misses caused by ended changes.
+    /// Misses that ended changes caused, decayed.
     spent: f64,
     /// When `spent` last decayed.
     spent_at: Duration,
     looked: Option<Duration>,
-    /// The pool and limits of a promoted change.
+    /// The pool and limits of a promoted change, for the controller.
     pub(crate) adopted: Option<(String, PoolLimits)>,
     /// The pool, limits that a simulation found better without a change of engines, and why.
     pub(crate) suggested: Option<(String, PoolLimits, String)>,
-    /// Suggestions, and until when they are not repeated.
+    /// Suggestions, each with the moment until which it is not repeated.
     suggestions: Vec<(String, PoolLimits, Duration)>,
     belief: String,
     events: Vec<Event>,
 }
 
 impl EngineTuner {
-    /// A tuner that watches.
+    /// A tuner without a change under way.
     pub fn new(rules: EngineRules) -> Self {
         Self {
             rules,
@@ -155,12 +157,12 @@ impl EngineTuner {
         self.trust.all()
     }
 
-    /// The conclusion of the last decision.
+    /// The conclusion of the last decision, in words.
     pub fn belief(&self) -> &str {
         &self.belief
     }
 
-    /// The present activity.
+    /// The present activity, in words.
     pub fn doing(&self) -> String {
         let trial = match &self.phase {
             Phase::Watching { .. } => return "watching".to_owned(),
@@ -202,8 +204,8 @@ impl EngineTuner {
         }
     }
 
-    /// Continues from an earlier gateway: a promotion goes on, any other change is taken back.
-    /// `is_same`: pools and limits are unchanged.
+    /// Takes over the state of an earlier gateway. A promotion goes on, and any other change is
+    /// taken back. `is_same`: pools and limits are unchanged.
     pub fn restore(&mut self, saved: SavedEngines, is_same: bool, now: Duration) {
         self.trust = saved.trust;
         (self.numbers, self.failures) = (saved.numbers, saved.failures);
@@ -226,7 +228,7 @@ impl EngineTuner {
         change.limits = change.limits.filter(|_| is_same);
         let goes_on = stage == Stage::Promotion;
         let step = if goes_on { Step::Promotion } else { Step::Return };
-        // Misses count from now.
+        // Misses since the save do not count.
         let mut trial = EngineTrial::new(change, step(Restart::at(now)));
         trial.missed_before = saved.missed_before;
         self.phase = Phase::Changing(Box::new(trial));
@@ -235,7 +237,7 @@ impl EngineTuner {
         }
     }
 
-    /// Looks, about once a second.
+    /// Decides about once a second. Returns orders.
     pub fn step(&mut self, look: &EngineLook<'_>) -> Vec<TunerOrder> {
         let mut orders = Vec::new();
         let now = look.now;

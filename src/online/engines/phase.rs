@@ -7,9 +7,9 @@
 //!   canary, copies, recovery, compared, promotion, watched --> return --> watching
 //! ```
 //!
-//! An engine restarts in canary, promotion and return; in the other steps all engines must serve.
-//! [`Phase::enter`] and [`EngineTrial::enter`] make every transition; builds with debug assertions
-//! stop at any other.
+//! An engine restarts in `canary`, `promotion` and `return`. In the other steps all engines must
+//! serve. Only [`Phase::enter`] and [`EngineTrial::enter`] make transitions; debug assertions there
+//! refuse any other.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::proof::Proof;
 
 #[derive(Debug)]
 pub(crate) enum Phase {
-    /// Nothing is asked before `from`.
+    /// No simulation is asked for before `from`.
     Watching { from: Duration },
     /// `question`: `None` if it was for another configuration.
     Simulating { since: Duration, question: Option<EngineQuestion> },
@@ -49,7 +49,7 @@ pub(crate) enum Step {
     Recovery(Measure),
     Compared(Measure),
     Promotion(Restart),
-    /// An engine is watched after the restart.
+    /// An engine that was promoted is watched after the restart.
     Watched(Measure),
     Return(Restart),
 }
@@ -57,10 +57,10 @@ pub(crate) enum Step {
 #[derive(Clone, Debug)]
 pub(crate) struct Restart {
     pub(super) since: Duration,
-    /// Time of the next attempt.
+    /// Earliest time of the next attempt.
     pub(super) retry: Duration,
     pub(super) failed: u32,
-    /// The backend, and when the restart was ordered.
+    /// The backend whose restart was ordered, and when.
     pub(super) ordered: Option<(String, Duration)>,
 }
 
@@ -104,7 +104,7 @@ impl EngineTrial {
         }
     }
 
-    /// A return begins anew with each engine.
+    /// `return` follows itself, once for each engine.
     pub(super) fn enter(&mut self, next: Step) {
         debug_assert!(self.step.leads_to(&next), "{:?} to {next:?}", self.step);
         self.step = next;

@@ -1,8 +1,9 @@
 //! Pools the forecasts of successive simulations with the same flags, limits and load.
 //!
-//! Each simulation has other requests. The error of the mean assumes independent simulations, or is
-//! the scatter of the gains if larger: batches within one simulation are alike where the queue is
-//! nearly always full. Bounds: [`ROUNDS_MAX`] simulations, the oldest go first.
+//! Each simulation replays other requests. The error of the mean is computed as if simulations were
+//! independent. If the gains scatter more, the scatter counts, because batches within one
+//! simulation are alike where the queue is nearly always full. Bounds: [`ROUNDS_MAX`] simulations;
+//! the oldest are dropped first.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,7 +17,7 @@ const ROUNDS_MAX: usize = 64;
 /// Simulations after which a clearly worse change is not simulated again.
 const ROUNDS_MIN: usize = 3;
 
-/// Simulations of equal subjects are pooled.
+/// Simulations with equal subjects are pooled.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Subject {
     pub(super) flags: Flags,
@@ -62,11 +63,11 @@ impl Sample {
 struct Forecasts {
     gains: Sample,
     errors: Sample,
-    /// Change of the attainment.
+    /// Attainment with the change minus attainment without.
     attainment: Sample,
-    /// Cost of an absent engine if the others have the change.
+    /// Rise of the loss while an engine is absent and the others have the change.
     absence: Sample,
-    /// Part of the cost of an absent engine that the limits alone save.
+    /// How much less the loss rises while one engine is absent, if only the limits change.
     limits_save: Sample,
     unchanged: Sample,
 }
@@ -117,7 +118,7 @@ impl Pooled {
         }
     }
 
-    /// `now` and `mean`: this simulation and all simulations without a change.
+    /// `now` and `mean`: forecasts without a change, by this simulation and by all of them.
     fn add_to(
         &mut self,
         candidate: EngineCandidate,
@@ -133,8 +134,7 @@ impl Pooled {
         change.errors.add(forecast.error.powi(2));
         change.attainment.add(forecast.attainment - now.attainment);
         change.absence.extend(found.absence_with);
-        // Compared within each simulation: costs differ more between simulations than by the
-        // limits.
+        // Both costs are from one simulation, because simulations differ more than limits.
         change.limits_save.extend(absence.zip(found.absence_under).map(|(now, under)| now - under));
         change.unchanged.extend(found.unchanged.filter(is_known).map(|unchanged| now.loss - unchanged.loss));
         let pooled = Forecast {
@@ -166,7 +166,7 @@ impl Pooled {
         self.known(candidate)?.limits_save.mean()
     }
 
-    /// Whether another change is clearly better: this one is not simulated again.
+    /// Whether another change is clearly better, so that this one is not simulated again.
     pub(super) fn is_beaten(&self, candidate: EngineCandidate) -> bool {
         let own = self.known(candidate).filter(|change| change.gains.0.len() >= ROUNDS_MIN);
         let best = self.changes.iter().filter_map(|(_, change)| Some(change.range()?.0)).fold(0.0, f64::max);

@@ -1,8 +1,9 @@
-//! The load of copies that a changed engine has sustained: above it, only copies may fail.
+//! The load of copies that a changed engine has sustained. Clients' requests stay within it, so a
+//! larger load can only harm copies.
 //!
-//! A load counts if a look saw it and a copy that began later was served before any copy failed: an
-//! engine that hangs serves none. Sequences and tokens count separately, because different faults
-//! depend on them.
+//! A load counts if a look saw it, and a copy that began later was served before any copy failed.
+//! An engine that hangs under the load serves no such copy. Sequences and tokens count separately,
+//! because different faults depend on them.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ impl Load {
         Self { sequences: u32::try_from(sequences).unwrap_or(u32::MAX), tokens: of(self.tokens, other.tokens) }
     }
 
-    /// Whether sequences or tokens reach the bound.
+    /// Whether the sequences or the tokens reach `bound`.
     pub(crate) fn reaches(self, bound: Self) -> bool {
         self.sequences >= bound.sequences || self.tokens >= bound.tokens
     }
@@ -42,18 +43,19 @@ impl Load {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Proof {
-    /// A load seen at a time; `next` is later and larger.
+    /// A load that a look saw, and when; no later copy was served yet.
     waits: Option<(Load, Duration)>,
+    /// A larger load that a later look saw.
     next: Option<(Load, Duration)>,
     proved: Load,
     failed: u64,
 }
 
 impl Proof {
-    /// `copies`: load of running copies; `ended`: counts of ended ones.
+    /// `copies`: the load of running copies. `ended`: counts of ended copies.
     pub(crate) fn look(&mut self, now: Duration, copies: Load, ended: &ArmCounts) {
         if std::mem::replace(&mut self.failed, ended.failed) < ended.failed {
-            // Loads must be seen again after a failure.
+            // After a failure, a load counts only if it is seen again.
             *self = Self { proved: self.proved, failed: self.failed, ..Self::default() };
         }
         let begun = ended.begun;

@@ -18,7 +18,7 @@ pub struct SavedEngines {
     pub(super) failures: u32,
     /// Seconds of a restart; 0: unknown.
     pub(super) lasts: u64,
-    /// Closed values, each with the seconds left.
+    /// Closed values, each with the seconds for which it stays closed.
     pub(super) closed: Vec<(SavedClosing, u64)>,
     #[serde(default)]
     pub(super) frozen: Option<String>,
@@ -26,7 +26,7 @@ pub struct SavedEngines {
     pub(super) spent: f64,
     #[serde(default)]
     pub(super) missed_before: f64,
-    /// Restarts of the last hour, in seconds before the save.
+    /// Restarts of the last hour, each by the seconds from it to the save.
     #[serde(default)]
     pub(super) restarts: Vec<u64>,
 }
@@ -38,7 +38,7 @@ pub(super) struct SavedChange {
     pub(super) stage: Stage,
 }
 
-/// A value that failed, and its failures before.
+/// A value that failed, and the number of earlier failures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SavedClosing {
     pub(super) pool: String,

@@ -1,10 +1,10 @@
 //! The stages of a change other than the comparison: restarts, copies, recovery and promotion.
 //!
-//! The tuner waits at most [`BLOCKED`] for an engine that is absent or whose restart is blocked.
+//! The tuner waits at most [`BLOCKED`] for an engine that is missing or whose restart is blocked.
 //! The canary gets copies until it has served enough of them ([`COPIES_SERVED`], [`COPIES_SOON`]).
-//! Then all engines serve the backlog for at most [`RECOVERY`]. The load of
-//! changed engines is limited to the load that their copies proved. Each time that requests have
-//! waited for [`RAMP`], these limits rise a little.
+//! Then all engines serve the backlog for at most [`RECOVERY`]. The load of changed engines is
+//! limited to the load that their copies proved. In recovery and promotion, it rises a little each
+//! time that requests have waited for [`RAMP`].
 
 use std::time::Duration;
 
@@ -17,25 +17,26 @@ use super::verdict::SURGE;
 use crate::event::EventKind;
 use sluice_gateway::pool::TrialBound;
 
-/// How long the canary gets copies, at least (unless [`COPIES_SOON`] is reached) and at most.
+/// How long the canary gets copies: at least (unless [`COPIES_SOON`] is reached), and at most.
 pub(super) const COPIES: (Duration, Duration) = (Duration::from_secs(90), Duration::from_secs(300));
 const COPIES_SERVED: u64 = 30;
-/// Served copies that suffice after this time. Costs are computed with [`COPIES`].
+/// Served copies that suffice, after this time. The cost of a change is computed with [`COPIES`]
+/// all the same.
 pub(super) const COPIES_SOON: (u64, Duration) = (1_000, Duration::from_secs(45));
 const COPIES_FAILED: u64 = 3;
-/// Silence after which a canary may hang.
+/// Silence after which a canary is taken to hang.
 const SILENT: Duration = Duration::from_secs(15);
 /// A served copy this recent shows that the canary serves.
 const FRESH: Duration = Duration::from_secs(2);
-/// How often a canary may get copies.
+/// How many times a canary may get copies in one change.
 const COPIED: u32 = 3;
 /// Longest wait until the queue is as short as before the restart.
 pub(super) const RECOVERY: Duration = Duration::from_secs(300);
 /// Arrivals this soon after the start of a comparison do not count.
 const COMPARISON_SETTLE: Duration = Duration::from_secs(60);
-/// Wait of requests for room on the canary that ends a comparison.
+/// A comparison ends once requests waited this long for the canary.
 const HELD_UP: Duration = Duration::from_secs(30);
-/// Wait of requests after which changed engines get higher bounds in recovery and promotion.
+/// In recovery and promotion, bounds rise once requests waited this long.
 const RAMP: Duration = Duration::from_secs(5);
 /// How long an engine may be out of rotation.
 pub(super) const ABSENT: Duration = Duration::from_secs(10);
@@ -49,7 +50,7 @@ const RETRY: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 3;
 
 impl EngineTuner {
-    /// Bounds of requests by engine; `None`: the engine's limits alone.
+    /// For each engine, the bound on the load of requests; `None`: only the engine's limits.
     pub fn trials(&self, engines: &[EngineState]) -> Vec<Option<TrialBound>> {
         let trial = |load: Load| TrialBound { slots: load.sequences, tokens: load.tokens };
         engines.iter().map(|engine| self.bound(engine, engines).map(trial)).collect()
@@ -59,14 +60,15 @@ impl EngineTuner {
         let trial = self.trial().filter(|trial| trial.change.pool == engine.pool)?;
         let (change, stage) = (&trial.change, trial.stage());
         let bound = change.bound(stage, &engine.backend)?;
-        // If no unchanged engine serves, one that is about to return may.
+        // If no unchanged engine serves, changed engines have no bound during a return.
         let serves =
             |other: &EngineState| other.pool == change.pool && other.serves && !change.changed.contains(&other.backend);
         let is_last = stage == Stage::Return && !engines.iter().any(serves);
         (!is_last).then_some(bound)
     }
 
-    /// Arrivals from then on count in a comparison that begins now; `None`: no arms are compared.
+    /// The moment from which arrivals count in a comparison that begins now; `None`: no arms are
+    /// compared.
     pub(crate) fn compares_from(&self, now: Duration) -> Option<Duration> {
         match self.stage()? {
             Stage::Copies => Some(now),
@@ -93,9 +95,10 @@ impl EngineTuner {
             return self.trial_mut().into_iter().for_each(|trial| trial.return_next(&backend, look.now));
         }
         if !returns && (look.waits.is_some() || self.restarts_left(look.now) == 0) {
-            // A promotion waits until restarts are permitted, a canary that has not begun does not.
+            // A promotion waits until restarts are permitted; a canary that has not begun waits
+            // only for a while.
             if stage == Stage::Promotion {
-                // The longest wait counts from the permission.
+                // The bounded wait begins with the permission.
                 self.with_restart(|own| own.since = look.now);
             } else if is_late {
                 self.give_up(look.now, "its restart had to wait too long", orders);
@@ -118,8 +121,8 @@ impl EngineTuner {
         self.trial_mut().and_then(EngineTrial::restart).into_iter().for_each(change);
     }
 
-    /// The gateway does not run this engine yet (a pod that is not found), or no longer (the
-    /// configuration changed).
+    /// Waits for an engine that the gateway does not run yet (the pod is not found), or no longer
+    /// (the configuration changed).
     fn wait_for(&mut self, backend: &str, is_late: bool, now: Duration, orders: &mut Vec<TunerOrder>) {
         self.belief = format!("{backend} is not there");
         match self.trial_mut().filter(|_| is_late) {
@@ -242,8 +245,8 @@ impl EngineTuner {
         }
     }
 
-    /// While requests wait in promotion or recovery, raises the bound: narrow engines serve too few
-    /// copies to show the capacity of a wide one.
+    /// Raises the bound while requests wait in promotion or recovery. Engines with few sequences
+    /// serve too few copies to prove the capacity of an engine with many.
     pub(super) fn raise_bound(&mut self, look: &EngineLook<'_>) {
         let open = self.trial_mut().filter(|trial| matches!(trial.stage(), Stage::Recovery | Stage::Promotion));
         if let Some(trial) = open
@@ -253,7 +256,7 @@ impl EngineTuner {
         }
     }
 
-    /// Sends copies again: the load has outgrown the canary's proof.
+    /// Sends copies again, because the load has outgrown the load that copies proved.
     fn copy_again(&mut self, look: &EngineLook<'_>, orders: &mut Vec<TunerOrder>) {
         let Some(trial) = self.trial_mut() else { return };
         trial.copied += 1;
@@ -266,7 +269,7 @@ impl EngineTuner {
 
     fn recover(&mut self, look: &EngineLook<'_>, since: Duration, orders: &mut Vec<TunerOrder>) {
         let Some(trial) = self.trial_mut() else { return };
-        // Where unchanged engines cannot keep up, the queue stays, for both arms alike.
+        // Where unchanged engines cannot keep up either, the queue stays, for both arms alike.
         if look.now >= since + RECOVERY || !trial.is_longer(look.engines_of(&trial.change.pool)) {
             trial.enter(Step::Compared(Measure::at(look.now + COMPARISON_SETTLE)));
             orders.push(TunerOrder::Configure);
@@ -275,13 +278,13 @@ impl EngineTuner {
 }
 
 impl EngineTrial {
-    /// Leaves out this engine, and returns the next.
+    /// Removes this engine from the change, and returns the next one.
     fn return_next(&mut self, backend: &str, now: Duration) {
         self.change.leave_out(backend);
         self.enter(Step::Return(Restart::at(now)));
     }
 
-    /// Whether the queue is longer than before the change: under overload it is never empty.
+    /// Whether the queue is longer than before the change. Under overload it is never empty.
     fn is_longer<'a>(&self, mut engines: impl Iterator<Item = &'a EngineState>) -> bool {
         engines.any(|engine| engine.waiting > self.waited.max(self.change.backends.len()))
     }

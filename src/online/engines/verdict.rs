@@ -22,15 +22,16 @@ pub(super) const ENGINE_GAIN: f64 = 0.05;
 pub(super) const ENGINE_GAIN_MIN: f64 = 0.005;
 /// Confidence of the verdict on a canary, at all times together.
 const CANARY_CONFIDENCE: f64 = 0.99;
-/// When a comparison without a winner ends; later if it shows [`PROMISING`] of the forecast gain.
+/// When a comparison without a winner ends: usually, and if the gain so far is at least
+/// [`PROMISING`] of the forecast.
 pub(super) const COMPARED: (Duration, Duration) = (Duration::from_secs(2_700), Duration::from_secs(3 * 3_600));
 const PROMISING: f64 = 1.0 / 3.0;
-/// Batches after which a gain too small to matter ends the comparison.
+/// Batches after which a gain that is surely too small ends the comparison.
 const BATCHES: usize = 12;
 /// ln of the evidence that the canary fails more often. Chance reaches it in at most 1 of 100
 /// comparisons, however often they are looked at.
 pub(super) const SURGE: f64 = 4.6;
-/// The difference that a comparison should find soonest, as a share of the control's loss.
+/// The difference for which a comparison is quickest, as a share of the control's loss.
 const SOONEST: f64 = 0.3;
 const REST: Duration = Duration::from_secs(300);
 const FAILURES: u32 = 2;
@@ -65,8 +66,8 @@ impl EngineTuner {
             return;
         };
         let margin = (ENGINE_GAIN * found.control).max(ENGINE_GAIN_MIN);
-        // Overloaded engines fare alike for minutes, so that even a large gain takes long to become
-        // certain.
+        // On overloaded engines, requests of the same minutes fare alike, so even a large gain
+        // takes long to become certain.
         let is_promising = change.forecast.is_some_and(|gain| gain > 0.0 && -found.change.value >= PROMISING * gain);
         let is_late = look.now >= since + if is_promising { COMPARED.1 } else { COMPARED.0 };
         let shown = format!(
@@ -156,7 +157,7 @@ impl EngineTuner {
         rate > 0.0 && self.spent + current > allowed
     }
 
-    /// Lets caused misses decay: after thirty days 37 % still count.
+    /// Lets the misses that changes caused decay: after thirty days 37 % still count.
     pub(super) fn forget_misses(&mut self, look: &EngineLook<'_>) {
         let since = look.now.saturating_sub(self.spent_at).as_secs_f64();
         (self.spent, self.spent_at) = (self.spent * (-since / BUDGET_SECONDS).exp(), look.now);

@@ -1,8 +1,8 @@
-//! All causes seen at one moment. [`engines`] has the rules about one engine, [`load`] about a
-//! pool's load, and this file about settings that differ within a pool.
+//! All causes seen at one moment. [`engines`] has the rules about one engine, and [`load`] the
+//! rules about a pool's load. Here are the rules about different settings in a pool.
 //!
 //! A rule compares the last minute with the other engines of the pool, or with the hour before. It
-//! asks for certainty and, where a change can be harmless, for a symptom ([`Minute`]).
+//! needs a certain difference and, where a difference can be harmless, a symptom ([`Minute`]).
 
 use super::facts::{BackendFacts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
@@ -10,9 +10,9 @@ use super::minute::{Compared, Minute, ROOM, VALUES_MIN};
 use super::{engines, load};
 use sluice_core::vllm::metrics::STEP_TOKENS;
 
-/// Upper bound on the probability that a long prompt has a large step, and the logarithm of the
-/// probability below which an engine without large steps is no coincidence.
+/// Upper bound on the probability that a long prompt has a large step.
 const SURE_STEP: f64 = 0.95;
+/// ln of the probability below which an engine without large steps is no coincidence.
 const LN_CHANCE: f64 = -12.0;
 
 pub(super) fn of(compared: &Compared<'_>) -> Vec<Finding> {
@@ -29,7 +29,8 @@ pub(super) fn of(compared: &Compared<'_>) -> Vec<Finding> {
     found
 }
 
-/// Settings that differ: as reported, as started, or as the engines behave.
+/// Settings that differ, as reported by engines, as started by the gateway, or as seen in the
+/// engines' behaviour.
 fn flags(minute: &Minute<'_>, found: &mut Vec<Finding>) {
     let pool = minute.pool;
     let difference = pool
@@ -69,8 +70,8 @@ fn caches(pool: &PoolFacts) -> Option<String> {
     differ.then(|| format!("the KV cache of {} holds {} tokens, of {} {}", least.0, least.1, most.0, most.1))
 }
 
-/// An engine that computes long prompts only in pieces, while another takes more in a step. The
-/// engine may have had large steps before, when many requests at once needed them.
+/// An engine that computes long prompts only in pieces, while another takes more in a step. Large
+/// steps of the engine before that may come from many requests at once.
 fn steps(minute: &Minute<'_>) -> Option<String> {
     let engines: Vec<(&str, PageFacts)> =
         minute.pool.backends.iter().filter_map(|backend| Some((&*backend.name, backend.engine?))).collect();
@@ -81,10 +82,10 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
         engines.iter().filter(|_| most.large_steps[index] >= VALUES_MIN).find_map(|(name, engine)| {
             let pages = minute.looks.iter().map_while(|look| look.backend(name)?.engine);
             let since = pages.filter(|page| page.large_steps[index] == engine.large_steps[index]);
-            // A prompt counts when it ends; its steps may be earlier.
+            // A prompt is counted when it ends, but the steps may be earlier.
             let begun = since.map(|page| engine.large_prompts[index] - page.large_prompts[index] - page.running);
             let prompts = begun.fold(0.0, f64::max);
-            // With the flags of the other engine, this would be a rare coincidence.
+            // With the other engine's flags, this would be a rare coincidence.
             (prompts * chance <= LN_CHANCE).then(|| {
                 format!(
                     "{name} computes at most {tokens} tokens in a step, in {prompts:.0} longer prompts; {widest} computed more in {:.0} steps",
@@ -95,7 +96,7 @@ fn steps(minute: &Minute<'_>) -> Option<String> {
     })
 }
 
-/// An engine that lets requests wait in every look while it runs far fewer than another.
+/// An engine in which requests always wait, although it runs far fewer than another.
 fn sequences(minute: &Minute<'_>) -> Option<String> {
     let looks = || minute.looks.iter().take(minute.of_minute);
     let most_of = |name: &str| {

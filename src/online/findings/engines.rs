@@ -1,39 +1,42 @@
-//! The rules about one engine: silent, down, failing, slow, short of memory or of adapter slots, or
-//! behind a slow network. The most specific cause counts.
+//! The rules about one engine: it is silent, down, failing, slow, short of memory or of adapter
+//! slots, or behind a slow network. The most specific cause counts.
 //!
-//! An engine is compared with the other engines of its pool. Metrics pages are sums since the
-//! engine's start, in seconds and numbers.
+//! An engine is compared with the other engines of its pool. The values of a metrics page are sums
+//! since the engine's start, in seconds or as counts.
 
 use super::facts::{BackendFacts, PageFacts, PoolFacts};
 use super::finding::{Cause, Finding};
 use super::minute::{Minute, VALUES_MIN};
 use sluice_gateway::telemetry::totals::Totals;
 
-/// Factor from which an engine is certainly slow.
+/// An engine whose TPOT is certainly this multiple of the others' is slow.
 const SLOWER: f64 = 1.5;
-/// [`SLOWER`] for an engine of which few requests end: by the gaps between tokens on the metrics
-/// page, compared with the slowest other engine, and the fewest gaps.
+/// [`SLOWER`] for an engine of which few requests end, and for the gaps between tokens on the
+/// metrics pages, which are compared with the slowest other engine.
 const MUCH_SLOWER: f64 = 3.0;
+/// Fewest gaps of an engine for this comparison.
 const GAPS_MIN: f64 = 100.0;
-/// [`SLOWER`] by the pace of running streams, and their fewest seconds of generation and fewest
-/// tokens.
+/// [`SLOWER`] for the pace of running streams.
 const SLOWER_RUNNING: f64 = 4.0;
+/// Fewest seconds of the streams in all.
 const STREAMS_MIN_S: f64 = 15.0;
+/// Fewest tokens of the streams.
 const TOKENS_MIN: f64 = 16.0;
-/// An engine with this many times another's requests is slow because of them.
+/// An engine with this many times the others' requests is slow because of them.
 const BUSIER: f64 = 1.3;
-/// Fewest requests that prove an engine much slower.
+/// Fewest ended requests that can prove an engine much slower.
 const VALUES_FEW: f64 = 4.0;
-/// Seconds after which silence is a cause: with a page that shows no work, and without one.
+/// Seconds after which silence is a cause: if the engine's page shows no work, and if there is no
+/// page.
 const SILENT_S: (f64, f64) = (10.0, 40.0);
-/// How much later than the engine the gateway sees first tokens over a slow network, compared with
-/// other engines or the past: seconds, and relative to the engine's own time.
+/// A network is slow if its delay of first tokens exceeds the delay of other engines or of the past
+/// by these seconds, and by this share of the engine's own time.
 const WAY: (f64, f64) = (0.03, 0.4);
 /// Fewest first tokens in a minute for this comparison.
 const WAY_MIN: f64 = 20.0;
 const PREEMPTIONS_MIN: f64 = 5.0;
-/// An engine fails with this many failed requests in a minute, which are this share of them, in
-/// this many looks: a restart fails requests once.
+/// An engine fails if this many requests fail in a minute, as this share of all and in this many
+/// looks. One look is not enough, because a restart fails requests once.
 const FAILS: (f64, f64, usize) = (5.0, 0.3, 3);
 
 pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
@@ -46,7 +49,7 @@ pub(super) fn of(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding>
 fn silence(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let silent = backend.silent?.as_secs_f64();
     let (pool, name) = (&minute.pool.name, &*backend.name);
-    // A long prompt, and a response that is not a stream, are silent too.
+    // During a long prompt or a response that is not a stream, an engine sends nothing either.
     let page_before = minute.looks.get(1).and_then(|look| look.backend(name)?.engine);
     let bound = match (page_before, backend.engine) {
         (Some(before), Some(now)) if now.progress != before.progress => return None,
@@ -111,7 +114,7 @@ fn memory(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(minute.finding(Cause::KvCacheFull, name, sentence, evidence, advice))
 }
 
-/// Whether requests wait for an adapter slot. vLLM lists only adapters with output.
+/// Whether requests wait for an adapter slot.
 fn defers(engine: &PageFacts) -> bool {
     let exceeds = |(used, slots)| used > slots && engine.waiting > 0.0;
     engine.adapters.is_some_and(|adapters| engine.deferred > 0.0 || exceeds(adapters))
@@ -150,7 +153,8 @@ fn pace(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     Some(slow(minute, backend, (own.mean(), others.mean()), &requests))
 }
 
-/// The gaps between tokens of running requests: few requests of a very slow engine end.
+/// Compares the gaps between tokens of running requests, because few requests of a very slow engine
+/// end.
 fn gaps(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let mean = |backend: &BackendFacts| {
         let (before, now) = minute.engine_pair(backend)?;
@@ -163,7 +167,8 @@ fn gaps(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     (own >= MUCH_SLOWER * others).then(|| slow(minute, backend, (own, others), &basis))
 }
 
-/// The pace of running streams by the gateway's clock, because an engine may misjudge its own time.
+/// Compares the pace of running streams by the gateway's clock, because an engine may misjudge its
+/// own time.
 fn running(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let ended = others(minute, backend).tpot;
     let own = minute.decoding(backend)?;
@@ -190,7 +195,7 @@ fn slow(minute: &Minute<'_>, backend: &BackendFacts, (own, others): (f64, f64), 
     minute.finding(Cause::SlowEngine, name, sentence, evidence, advice)
 }
 
-/// Mean seconds to the first token between two moments, and their number: as the gateway sees them,
+/// Mean seconds to first tokens between two moments, and their number: as the gateway sees them,
 /// and as the engine does.
 fn ways(from: &PoolFacts, to: &PoolFacts, name: &str) -> Option<[(f64, f64); 2]> {
     let (from, to) = (from.backend(name)?, to.backend(name)?);
@@ -218,7 +223,7 @@ fn way(minute: &Minute<'_>, backend: &BackendFacts) -> Option<Finding> {
     let minutes = || minute.looks.iter().step_by((minute.of_minute - 1).max(1));
     let earlier = minutes().zip(minutes().skip(1)).filter_map(|(to, from)| ways(from, to, name));
     let engine = earlier.fold(own, |most, [_, (engine, _)]| most.max(engine));
-    // A constant distance to all engines is no incident.
+    // A network that is equally slow to all engines is no incident.
     let others = minute.pool.backends.iter().filter(|other| *other.name != *name && other.serves);
     let others = others.filter_map(|other| ways_of_many(minute.before, minute.pool, &other.name));
     let usual = others.map(|(seen, engine)| seen - engine).min_by(f64::total_cmp);

@@ -1,6 +1,6 @@
 //! Facts about a running gateway at one moment: sums since the start, and the state of the pools.
 //!
-//! Two moments give the requests in between. Units: seconds and tokens.
+//! The difference of two moments gives the requests in between. Units: seconds and tokens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use sluice_core::vllm::metrics::{MetricsSnapshot, STEP_TOKENS};
 use sluice_gateway::pool::{BackendView, Cordon, DecodeSums, PoolView};
 use sluice_gateway::telemetry::totals::{Totals, TotalsView};
 
-/// Values of an engine's metrics page; sums since the engine's start.
+/// Values of an engine's metrics page. Sums count from the engine's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PageFacts {
     /// Requests that run.
@@ -30,9 +30,9 @@ pub struct PageFacts {
     pub tokens: [f64; 2],
     /// A number that grows only while the engine works.
     pub progress: f64,
-    /// Steps with more tokens than each of [`STEP_TOKENS`].
+    /// For each of [`STEP_TOKENS`], the steps with more tokens.
     pub large_steps: [f64; STEP_TOKENS.len()],
-    /// Prompts of which more tokens than each of [`STEP_TOKENS`] were computed.
+    /// For each of [`STEP_TOKENS`], the prompts of which more tokens were computed.
     pub large_prompts: [f64; STEP_TOKENS.len()],
     /// Tokens looked up in the prefix cache, and found.
     pub prefix: [f64; 2],
@@ -73,21 +73,22 @@ pub struct BackendFacts {
     pub name: Arc<str>,
     /// Whether the backend takes requests.
     pub serves: bool,
-    /// Whether an operator or the gateway has taken it out on purpose.
+    /// Whether an operator or the gateway has put the backend aside on purpose.
     pub is_put_aside: bool,
-    /// The state as shown, such as `ejected`.
+    /// The state as shown to operators, such as `ejected`.
     pub state: &'static str,
     /// Requests in flight.
     pub in_flight: f64,
     /// Limit of sequences.
     pub slots: f64,
-    /// Seconds for which streams generated, and their tokens, as the gateway saw them.
+    /// Seconds for which streams of this backend generated, and their tokens, as the gateway saw
+    /// them.
     pub decoding: DecodeSums,
     /// How long the backend has been silent with requests in flight.
     pub silent: Option<Duration>,
     /// Sums over the requests.
     pub totals: Totals,
-    /// The engine's own page, if it is readable.
+    /// The engine's metrics page, if it is readable.
     pub engine: Option<PageFacts>,
     /// Flags of an engine that the gateway started, otherwise empty.
     pub flags: Vec<String>,
@@ -106,7 +107,7 @@ pub struct PoolFacts {
     pub backends: Vec<BackendFacts>,
     /// Keys of a fair pool: name, seconds of engine time, waiting requests.
     pub keys: Vec<(Arc<str>, f64, f64)>,
-    /// Differences between the engines that they reported themselves.
+    /// Differences of settings between the engines, from the engines' own reports.
     pub differences: Option<String>,
 }
 
@@ -122,9 +123,9 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Facts of these pools. `engine`: how long a backend has been silent, the engine's page, and
-    /// the times of the streams there. Leaves flags, keys of pools, requests in flight and reported
-    /// differences empty.
+    /// Facts of these pools. `engine` returns how long a backend has been silent, the engine's
+    /// page, and the seconds and tokens of the streams there. Leaves flags, keys of pools, requests
+    /// in flight and reported differences empty.
     pub fn of(
         view: &[PoolView],
         totals: TotalsView,

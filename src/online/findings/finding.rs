@@ -18,11 +18,11 @@ pub enum Cause {
     SlowNetwork,
     /// An engine preempts requests, because its KV cache is full.
     KvCacheFull,
-    /// More adapters have requests than fit in a step.
+    /// More adapters have requests than fit in a step of an engine.
     AdaptersWait,
     /// The engines of a pool have different settings.
     FlagsDiffer,
-    /// One key has most of a pool's work while requests wait.
+    /// One key uses most of a pool while requests wait.
     BusyKey,
     /// Prompts have become longer.
     LongerPrompts,

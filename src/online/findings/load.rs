@@ -1,9 +1,9 @@
 //! The rules about the load of a pool: a busy key, a burst, longer prompts, few slots, a pool at
 //! its limit, all engines slower than before, and wrong estimates.
 //!
-//! Rates are requests a second, lengths tokens, times seconds. Except for estimates, each rule
-//! needs requests that wait or late first tokens. The first rule that holds applies, in the order
-//! of [`of`].
+//! Rates are requests a second, lengths tokens, times seconds. Except for estimates, a rule needs
+//! requests that wait or late first tokens. The first rule that holds, in the order of [`of`],
+//! gives the finding.
 
 use super::facts::{BackendFacts, PoolFacts};
 use super::finding::{Cause, Finding};
@@ -14,23 +14,25 @@ use sluice_gateway::telemetry::totals::{Moments, Totals};
 const BUSY_SHARE: f64 = 0.5;
 /// Growth of a key's share from which it explains a burst.
 const BUSIER: f64 = 1.2;
-/// Share of a busy key that has not grown, and seconds for which other keys' requests wait.
+/// From this share on, a key whose share has not grown is busy if other keys' requests wait.
 const USUAL_SHARE: f64 = 0.7;
+/// From this mean time in the queue on, requests of other keys wait.
 const OTHERS_WAIT_S: f64 = 0.05;
-/// Factor from which the load has risen, or prompts have become longer.
+/// Factor from which the rate of requests has risen.
 const RISEN: f64 = 1.6;
+/// Factor from which prompts have become longer.
 const LONGER: f64 = 1.3;
 /// Factor from which all engines of a pool are certainly slow.
 const ALL_SLOWER: f64 = 2.5;
-/// Use of the KV cache, and of all slots, of a full engine.
+/// An engine is full from this share of its KV cache or of its slots on.
 const FULL: f64 = 0.9;
-/// Factor from which estimates are off, in either direction.
+/// Ratio of estimated to real lengths, or its inverse, from which estimates are off.
 const OFF: f64 = 1.3;
-/// A pool with fewer requests in a minute says nothing about its load.
+/// With fewer requests in a minute, no rule about the load of a pool is applied.
 const REQUESTS_MIN: f64 = 20.0;
 
-/// The cause in a pool's load, and wrong estimates. `is_explained`: a cause at an engine explains
-/// why requests wait, but no change of the load.
+/// Finds the cause in a pool's load, and wrong estimates. `is_explained`: a cause at an engine
+/// explains why requests wait, but not a change of the load.
 pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, is_explained: bool, found: &mut Vec<Finding>) {
     found.extend(estimates(minute));
     // Without an engine, requests wait for one to start, wake or come back.
@@ -49,11 +51,11 @@ pub(super) fn of(minute: &Minute<'_>, compared: &Compared<'_>, is_explained: boo
     found.extend(change.or_else(|| if is_explained || !has_symptom { None } else { state() }));
 }
 
-/// A key with most of the tokens of the last minute, and whether it explains a change; otherwise
-/// requests of other keys must wait.
+/// A key with most of the tokens of the last minute, and whether it explains a change of the load.
+/// If not, it counts only if requests of other keys wait.
 fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bool)> {
     let (pool, now, before) = (minute.pool, compared.now, compared.before);
-    // A fair pool names the keys that use it.
+    // Only a fair pool knows which keys use it. Elsewhere all keys count.
     let is_of_pool = |key: &str| pool.keys.is_empty() || pool.keys.iter().any(|(own, ..)| **own == *key);
     let names: Vec<&str> = now.keys.iter().map(|(key, _)| &**key).filter(|key| is_of_pool(key)).collect();
     let recent: Vec<(f64, f64)> = names.iter().map(|key| now.arrived(before, key)).collect();
@@ -64,11 +66,11 @@ fn busy_key(minute: &Minute<'_>, compared: &Compared<'_>) -> Option<(Finding, bo
     if active < 2 || share <= BUSY_SHARE {
         return None;
     }
-    // Otherwise longer prompts or answers explain more than the key.
+    // If the key does not send more, longer prompts or answers explain more than the key.
     let has_grown = minute.past.is_some_and(|past| {
         let keys: Vec<(f64, f64)> = names.iter().map(|key| past.last.arrived(past.first, key)).collect();
         let sends_more = surely(requests) / minute.span >= BUSIER * keys[index].0 / past.seconds;
-        // If other keys send more as well, this one is part of a burst.
+        // If the other keys send more as well, this key is part of a burst.
         let others = |all: &[(f64, f64)]| all.iter().map(|(requests, _)| requests).sum::<f64>() - all[index].0;
         let is_burst = surely(others(&recent)) / minute.span >= RISEN * others(&keys) / past.seconds;
         share >= BUSIER * share_of(&keys, index) && sends_more && !is_burst
@@ -105,7 +107,7 @@ fn longer(minute: &Minute<'_>) -> Option<Finding> {
         return None;
     }
     let past = minute.past?.totals;
-    // Few long prompts can have most of the tokens.
+    // Long prompts also count separately, because few can have most of the tokens.
     let pairs = [(minute.recent.prompts, past.prompts), (minute.recent.long_prompts, past.long_prompts)];
     let is_longer = |(now, then): &(Moments, Moments)| {
         now.count().min(then.count()) >= VALUES_MIN && now.surely_above(then) >= LONGER
@@ -118,12 +120,13 @@ fn longer(minute: &Minute<'_>) -> Option<Finding> {
     Some(minute.finding(Cause::LongerPrompts, "", sentence, evidence, advice))
 }
 
-/// A number of arrivals that the expected number certainly exceeds: four standard deviations less.
+/// A number that the expected arrivals certainly exceed: the seen arrivals less four standard
+/// deviations.
 fn surely(arrivals: f64) -> f64 {
     arrivals - 4.0 * arrivals.max(0.0).sqrt()
 }
 
-/// The rates of the last minute and before, if the rate has certainly risen.
+/// The rates of requests in the last minute and before, if the rate has certainly risen.
 fn rise(minute: &Minute<'_>) -> Option<(f64, f64)> {
     let past = minute.past?;
     let open = |pool: &PoolFacts| pool.queue + pool.backends.iter().map(|backend| backend.in_flight).sum::<f64>();

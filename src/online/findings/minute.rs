@@ -1,5 +1,5 @@
-//! One pool in the last minute and in the hour before, and its symptoms. A change without a symptom
-//! needs no action.
+//! One pool in the last minute and in the hour before, with the symptoms. A change without a
+//! symptom needs no action.
 //!
 //! | symptom | bound |
 //! |---|---|
@@ -28,8 +28,9 @@ pub(super) struct Compared<'a> {
     /// The facts a minute ago.
     pub(super) before: &'a Facts,
     pub(super) span: f64,
-    /// The looks of the last five minutes, the latest last, and how many are of the last minute.
+    /// The looks of the last five minutes, the latest last.
     pub(super) looks: &'a [&'a Facts],
+    /// How many of `looks` are of the last minute.
     pub(super) recent: usize,
     /// The facts to compare with: the earliest, the last before the first present change of the
     /// load, and the seconds in between.
@@ -133,7 +134,7 @@ impl<'a> Minute<'a> {
         Some(DecodeSums { seconds: now.seconds - before.seconds, tokens: now.tokens - before.tokens })
     }
 
-    /// The engine's page a minute ago, or at the start, and now.
+    /// The engine's page a minute ago (or the first after a restart) and now.
     pub(super) fn engine_pair(&self, backend: &BackendFacts) -> Option<(PageFacts, PageFacts)> {
         let looks = self.looks.iter().take(self.of_minute);
         let pages: Vec<PageFacts> = looks.map_while(|look| look.backend(&backend.name)?.engine).collect();

@@ -1,9 +1,9 @@
 //! Findings: causes of slow requests, each with a sentence, evidence, and what to do.
 //!
-//! Every [`LOOK`] the gateway passes its [`Facts`]. The last [`RECENT`] are compared with the hour
+//! The gateway passes its [`Facts`] every [`LOOK`]. The last [`RECENT`] is compared with the hour
 //! before ([`causes`]). A cause seen in [`RAISE`] looks in a row becomes a finding. The finding
-//! ends after [`CLEAR`] looks in a row without the cause, or [`CLEAR_BACKLOG`]. One cause of a
-//! pool's load is shown at a time.
+//! ends after [`CLEAR`] looks in a row without the cause, or [`CLEAR_BACKLOG`] for the load while
+//! requests wait. One cause of a pool's load is shown at a time.
 //!
 //! Bounds: [`SAMPLES_MAX`], [`FINDINGS_MAX`]. Pure: time is a parameter.
 
@@ -27,17 +27,17 @@ use sluice_gateway::telemetry::totals::Totals;
 /// Time between two looks.
 pub const LOOK: Duration = Duration::from_secs(10);
 const RECENT: Duration = Duration::from_secs(60);
-/// The oldest requests to compare with.
+/// Age of the oldest facts to compare with.
 const OLDEST: Duration = Duration::from_secs(3_600);
-/// Time for which every look is kept.
+/// Time for which every look is kept; later one a minute.
 const FINE: Duration = Duration::from_secs(300);
-/// Looks in a row with a new cause.
+/// Looks in a row with a new cause, after which it is a finding.
 const RAISE: u32 = 2;
-/// Looks in a row without an old cause.
+/// Looks in a row without the cause, after which a finding ends.
 const CLEAR: u32 = 6;
 /// [`CLEAR`] for a cause of the load while requests still wait.
 const CLEAR_BACKLOG: u32 = 18;
-/// Kept facts: every look of the last five minutes, and one a minute before.
+/// The most facts kept: every look of the last five minutes, and one look a minute before that.
 pub const SAMPLES_MAX: usize = 100;
 /// The most findings, the most severe first.
 pub const FINDINGS_MAX: usize = 16;
@@ -108,7 +108,7 @@ pub struct EngineMinute {
 
 impl EngineMinute {
     fn new(now: &PageFacts, before: Option<PageFacts>) -> Self {
-        // A sum that fell belongs to an engine that has started again.
+        // A sum that fell shows that the engine has started again.
         let before = before.map_or(now.preemptions, |before| before.preemptions);
         let preemptions = if now.preemptions >= before { now.preemptions - before } else { now.preemptions };
         Self { running: now.running, waiting: now.waiting, kv_usage: now.kv_usage, preemptions }
@@ -144,10 +144,10 @@ pub struct Change {
 }
 
 impl Findings {
-    /// Compares the facts at `now`, time since the start.
+    /// Compares the facts at `now`, the time since the start.
     pub fn look(&mut self, facts: Facts, now: Duration) -> Change {
         let recent = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= now);
-        // Otherwise the change would become the past that it is compared with.
+        // The past ends before the first known change.
         let changed = self.known.values().filter(|seen| seen.finding.is_change).map(|seen| seen.from).min();
         let calm = self.samples.iter().rev().find(|(at, _)| *at + RECENT <= changed.unwrap_or(now)).or(recent);
         let found = match recent {
@@ -211,7 +211,7 @@ impl Findings {
             }
         }
         self.known.retain(|_, seen| {
-            // Before a cause is a finding, each look must see it.
+            // A cause that is not a finding yet must be seen in each look.
             let is_backlogged = seen.finding.cause.is_load() && queues.contains(&seen.finding.pool);
             let clear = if is_backlogged { CLEAR_BACKLOG } else { CLEAR };
             let stays = seen.absent == 0 || (seen.is_raised && seen.absent < clear);
@@ -223,8 +223,8 @@ impl Findings {
         change
     }
 
-    /// Whether the finding about the load is the backlog of another one. A finding about a change
-    /// of the load is shown next to one about its state.
+    /// Whether the finding about the load only shows the backlog of an earlier one. A finding about
+    /// a change of the load is shown even after one about a state of the load.
     fn is_backlog(&self, finding: &Finding) -> bool {
         let explains = |seen: &Seen| {
             let earlier = &seen.finding;
@@ -244,7 +244,7 @@ impl Findings {
         let of_key = |(key, totals): &(Arc<str>, Totals)| {
             let (work, earlier) = (facts.work(key), before.work(key).map_or(0.0, |(seconds, _)| seconds));
             LastMinute {
-                // An idle key begins again at zero.
+                // The work of an idle key begins again at zero.
                 work_s: work.map(|(now, _)| if now >= earlier { now - earlier } else { now }),
                 waiting: work.map(|(_, waiting)| waiting as u64),
                 ..LastMinute::new("", key, &totals.since(&before.key(key)))

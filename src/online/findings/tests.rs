@@ -1,4 +1,4 @@
-//! Planted causes in made-up traffic of one pool, and good traffic without a finding.
+//! Planted causes in made-up traffic of one pool are found, and good traffic has no finding.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sluice_core::base::Rng;
 use sluice_gateway::telemetry::totals::Totals;
 
 const BEFORE: u32 = 60;
-/// The cause must be found within two minutes.
+/// Looks within which a cause must be found: two minutes.
 const WITHIN: u32 = 12;
 
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ struct Engine {
     ttft: (f64, f64),
     facts: PageFacts,
     silent: f64,
-    /// Whether the page shows work although nothing is sent.
+    /// Whether the page shows work although the engine sends nothing.
     works: bool,
     serves: bool,
     fails: f64,
@@ -29,10 +29,11 @@ struct Traffic {
     rng: Rng,
     engines: Vec<Engine>,
     slots: f64,
-    /// Requests a second, prompt tokens of most requests and of every tenth one, and waiting
-    /// requests.
+    /// Requests a second.
     rate: f64,
+    /// Prompt tokens of most requests.
     prompt: f64,
+    /// Prompt tokens of every tenth request.
     long: f64,
     queue: f64,
     wait: f64,
@@ -43,7 +44,7 @@ struct Traffic {
     estimate: f64,
     /// Share of the requests with the first of two keys.
     first_key: f64,
-    /// Further turns of the first engine in a round.
+    /// Additional turns of the first engine in a round of requests.
     more_turns: usize,
     facts: Facts,
 }
@@ -144,8 +145,8 @@ impl Traffic {
     }
 }
 
-/// The causes found within two minutes after the first call of `plant`, which is called before each
-/// look. Ten minutes of good traffic before have no finding. The causes end with `plant`.
+/// Calls `plant` before each look for two minutes, and returns the causes found at the last look.
+/// Ten minutes of good traffic before that must have no finding.
 fn found(engines: usize, plant: impl FnMut(&mut Traffic)) -> Vec<(Cause, String)> {
     found_in(Traffic::new(engines), plant)
 }
@@ -248,13 +249,13 @@ fn causes_that_look_like_others_are_kept_apart() {
         (traffic.rate, traffic.queue, traffic.wait) = (40.0, 30.0, 2.0);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // The share of that key grows a little by chance.
+    // The share of that key grows a little by chance during the burst.
     let burst = found_in(Traffic { first_key: 0.55, ..Traffic::new(2) }, |traffic| {
         (traffic.rate, traffic.queue, traffic.wait, traffic.first_key) = (40.0, 30.0, 2.0, 0.68);
     });
     assert_eq!(burst, one(Cause::Burst, ""));
-    // Few requests end, but the page counts the tokens, and shows the gaps if it measures time as
-    // the gateway does.
+    // Few of its requests end, but the page counts the tokens, and shows the gaps if the engine's
+    // clock is right.
     let slow = found(3, |traffic| {
         let engine = &mut traffic.engines[2];
         engine.ends = false;
@@ -276,7 +277,7 @@ fn causes_that_look_like_others_are_kept_apart() {
     assert_eq!(waiting, one(Cause::BusyKey, "a"));
     let failing = found(3, |traffic| traffic.engines[1].fails = 0.8);
     assert_eq!(failing, one(Cause::EngineDown, "gpu1"));
-    // The cause at the engines explains the wait.
+    // The cause at the engines explains why requests wait.
     let adapters = found(2, |traffic| {
         (traffic.queue, traffic.wait) = (9.0, 1.0);
         for engine in &mut traffic.engines {
@@ -334,14 +335,14 @@ fn the_backlog_of_a_busy_key_is_no_other_finding() {
 fn changes_without_harm_are_no_findings() {
     let busier = found(3, |traffic| (traffic.engines[0].tpot, traffic.more_turns) = (0.011, 2));
     assert_eq!(busier, []);
-    // The prompts were computed earlier.
+    // The prompts that end now were computed earlier.
     let mut computed = Traffic::new(2);
     computed.engines.iter_mut().for_each(|engine| engine.facts.large_steps = [50.0; 5]);
     computed.engines.iter_mut().for_each(|engine| engine.facts.large_prompts = [50.0; 5]);
     let mut ended = 7.0;
     let ends = found_in(computed, |traffic| traffic.engines[0].facts.large_prompts[1] += std::mem::take(&mut ended));
     assert_eq!(ends, []);
-    // A long prompt, or a response that is not a stream.
+    // The engine computes a long prompt, or a response that is not a stream.
     let works = found(2, |traffic| (traffic.engines[0].silent, traffic.engines[0].works) = (25.0, true));
     assert_eq!(works, []);
     // A restart loses requests once.
@@ -368,7 +369,7 @@ fn changes_without_harm_are_no_findings() {
         (traffic.first_key, traffic.is_full, traffic.queue, traffic.wait) = (0.6, false, 2.0, 0.2);
     });
     assert_eq!(chance, []);
-    // After a hang, the page leaves the time of the hang out.
+    // The engine's own times leave out the hang, so first tokens look late on the way.
     let mut looks = 0;
     let after = found(3, |traffic| {
         looks += 1;

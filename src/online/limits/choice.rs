@@ -1,8 +1,8 @@
-//! Chooses the next change of limits: the most promising one, or the best one in a simulation.
+//! Chooses the next change of limits: the most promising one, or the best one by simulation.
 //!
 //! A harmful trial costs requests. Where the deployment can be simulated, changes that would harm
 //! or hardly help are closed without a trial, and the best change is tried first. A simulation that
-//! does not reproduce the measured loss only excludes harm.
+//! does not reproduce the measured loss only excludes harmful changes.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use crate::observe::recent::{RecentRequest, with_queue};
 use crate::observe::window::{Score, Window};
 
 const ANSWERED: Duration = Duration::from_secs(60);
-/// Changes simulated at once.
+/// The most changes in one question for a simulation.
 const MOVES_MAX: usize = 6;
-/// The longest period of simulated requests, under the present load and, if long enough, after the
+/// The longest period of simulated requests: under the present load and, if long enough, after the
 /// last change of the engines.
 const SIMULATED_SPAN: Duration = Duration::from_secs(180);
 
@@ -40,7 +40,7 @@ impl Controller {
         self.try_first(now, open, score)
     }
 
-    /// The change to suggested limits; `None`: they are in force.
+    /// The change to suggested limits; `None`: these limits are already in force.
     fn step_to(&self, (pool, limits, why): (usize, PoolLimits, String)) -> Option<Move> {
         let mut to = self.limits.clone();
         let now = to.0[pool];
@@ -59,7 +59,7 @@ impl Controller {
             return false;
         };
         if self.acting != Acting::Acts {
-            // Changes of engines do not wait for an approval that may never come.
+            // Changes of engines may begin, because this approval may never come.
             self.stuck_since.get_or_insert(now);
         }
         match self.acting {
@@ -85,8 +85,8 @@ impl Controller {
         self.events.push(self.proposals.propose(now, proposal, (step, score)));
     }
 
-    /// Asks for a simulation of these changes, and of the fewest permits: for long prompts one
-    /// permit is often far better than two, and two are no better than many.
+    /// Asks for a simulation of these changes, and of the fewest permits. For long prompts one
+    /// permit is often far better than two permits, while two are no better than many.
     fn ask(&mut self, now: Duration, window: Duration, mut moves: Vec<Move>, score: Score) {
         moves.truncate(MOVES_MAX);
         let fewest = |step: &Move| {
@@ -104,16 +104,16 @@ impl Controller {
         self.state = State::Asking(Box::new(Asked { since: now, window, moves, score, is_ordered: false }));
     }
 
-    /// The question for a simulation, returned once.
+    /// The question for a simulation. Each question is returned once.
     pub(crate) fn question(&mut self, recent: impl FnOnce() -> Vec<RecentRequest>) -> Option<LimitsQuestion> {
         let State::Asking(asked) = &mut self.state else { return None };
         if std::mem::replace(&mut asked.is_ordered, true) {
             return None;
         }
-        // Of later arrivals, only the fast ones have ended.
+        // Of requests that arrived later, only the fast ones have ended.
         let until = asked.since.saturating_sub(self.horizon);
         let recent = recent();
-        // Before the first known admission, no requests or only the slowest are known.
+        // Of the time before the first known admission, no requests or only the slowest are known.
         let known = recent.iter().map(|request| request.at + request.waited).min().unwrap_or_default();
         let from = until.saturating_sub(SIMULATED_SPAN).max(self.load_since.min(asked.window)).max(known);
         // A simulation that begins earlier, with all engines, would not show the queue that an
@@ -134,7 +134,7 @@ impl Controller {
         }
         let (moves, score) = (std::mem::take(&mut asked.moves), asked.score);
         self.state = State::Watching;
-        // The error of a single batch is unknown.
+        // Infinite errors come from a simulation with a single batch.
         let is_known = |one: &Forecast| one.loss.is_finite() && one.error.is_finite();
         let Some(before) = answer.now.filter(is_known) else {
             return self.choose(now, moves, score);
@@ -167,7 +167,7 @@ impl Controller {
             self.closed.close(direction, ClosedBy::Simulation, now);
             self.steps.refine(direction.pool, direction.knob);
         }
-        // The sort is stable: of equals, the most promising stays first.
+        // The sort is stable, so of changes with equal gains the most promising stays first.
         chosen.sort_by(|one, other| other.0.total_cmp(&one.0));
         let key = format!("pool.{}", self.names.join(","));
         let at = now.as_secs_f64();
@@ -359,7 +359,7 @@ mod tests {
         (0..10_000).map(request).map(of).collect()
     }
 
-    /// Arrival times of the simulated requests, at ten times [`NOW`].
+    /// Arrival times of the requests in a question at ten times [`NOW`].
     fn simulated(controller: &mut Controller) -> Vec<Duration> {
         let State::Asking(asked) = &mut controller.state else { panic!("it asks") };
         (asked.is_ordered, asked.since) = (false, 10 * NOW);
@@ -384,12 +384,12 @@ mod tests {
             let at = simulated(&mut controller);
             (at[0], at.iter().filter(|one| **one == at[0]).count())
         };
-        // One request a second waits for 20 s; one more arrives now.
+        // One request a second waits for 20 s, so 20 wait at the beginning, and one arrives.
         assert_eq!(begins(last - Duration::from_secs(60)), (last - Duration::from_secs(60), 20 + 1));
         let too_short = last - Duration::from_secs(29);
         assert_eq!(begins(too_short), (last - SIMULATED_SPAN, 20 + 1), "30 s at least");
         assert_eq!(begins(Duration::ZERO), (last - SIMULATED_SPAN, 20 + 1));
-        // The known requests begin later.
+        // The first known request arrived later.
         let first = last - Duration::from_secs(90);
         let late = move || recent().into_iter().filter(|request| request.at >= first).collect();
         let State::Asking(asked) = &mut controller.state else { panic!("it asks") };

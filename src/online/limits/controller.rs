@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A change stays if the mean loss of later arrivals falls by more than chance and by
-//! [`least_gain`]. It is undone at once when the loss is clearly higher, otherwise at the end.
-//! Where objectives are met, nothing is tried. A trial is undone without a verdict when the
-//! permission to act ends ([`Acting`]), a backend enters or leaves rotation, the engines change, or
-//! the clock goes backwards.
+//! [`least_gain`]. It is undone at once if the loss is clearly higher, otherwise after
+//! [`MEASURED_MAX`]. Where objectives are met, nothing is tried. A trial is undone without a
+//! verdict when the permission to act ends ([`Acting`]), a backend enters or leaves rotation, the
+//! engines change, or the clock goes backwards.
 
 use std::time::Duration;
 
@@ -23,16 +23,17 @@ use crate::observe::window::{PoolWindow, Score, Window};
 
 /// Requests that a verdict needs.
 pub(crate) const REQUESTS: f64 = 200.0;
-/// Below this loss, misses are rare and come in clusters, so a verdict waits for [`MEASURED_MAX`].
+/// Below this loss, misses are rare and come in clusters, so a window is judged only after
+/// [`MEASURED_MAX`].
 const SMALL_LOSS: f64 = 0.2;
-/// Requests for a first look, which ends a clearly harmful trial or begins a trial at a loss of
-/// [`FIRST_LOOK_LOSS`].
+/// Requests for a first look. It ends a clearly harmful trial, and begins a trial if the loss is at
+/// least [`FIRST_LOOK_LOSS`].
 const REQUESTS_SOON: f64 = 40.0;
 /// The shortest time for a verdict.
 pub(crate) const MEASURED: Duration = Duration::from_secs(30);
 /// The shortest time for a first look.
 const MEASURED_SOON: Duration = Duration::from_secs(10);
-/// The longest time until a verdict, from [`REQUESTS_SOON`] requests.
+/// The time after which [`REQUESTS_SOON`] requests suffice for a verdict.
 pub(super) const MEASURED_MAX: Duration = Duration::from_secs(120);
 /// Time after which a window with too few requests ends.
 pub(super) const QUIET: Duration = Duration::from_secs(1_200);
@@ -40,35 +41,35 @@ pub(super) const QUIET: Duration = Duration::from_secs(1_200);
 const FIRST_LOOK_LOSS: f64 = 0.5;
 /// Least gain as a share of the loss.
 const LIMITS_GAIN: f64 = 0.03;
-/// A gain that always suffices: if all requests are late, the gain from 7 % shorter times.
+/// A gain that always suffices. If all requests are late, 7 % shorter times bring this gain.
 const GAIN_ENOUGH: f64 = 0.02;
 /// Standard errors by which the loss must fall before [`MEASURED_MAX`].
 const ERRORS: f64 = 2.5;
-/// Standard errors at [`MEASURED_MAX`]: few, because a change can be undone and was proposed for a
-/// reason. Fewer prefill permits need only [`least_gain`].
+/// Standard errors of the fall at [`MEASURED_MAX`]: few, because a change was proposed for a reason
+/// and can be undone. A change to fewer prefill permits needs only [`least_gain`].
 const ERRORS_AT_END: f64 = 0.7;
-/// Standard errors for a first look, which is repeated.
+/// Standard errors of a rise at a first look: many, because the look is repeated.
 const ERRORS_SOON: f64 = 3.0;
 /// Ratio of losses above which a trial is harmful at a first look.
 const WORSE: f64 = 1.3;
-/// A trial ends at once at a loss above this offset plus this factor times the worst ten seconds
-/// before.
+/// A trial ends at once at a loss above this offset plus this factor times the loss of the worst
+/// ten seconds before the trial.
 const HARM: (f64, f64) = (0.1, 1.3);
 /// Bounds of the time after a change in which requests do not count.
 pub(super) const LIMITS_SETTLE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(30));
 /// The longest pause after a change that did not help.
 pub(super) const COOL_DOWN_MAX: Duration = Duration::from_secs(120);
-/// Factor between the arrival rates of two loads.
+/// Arrival rates that differ by a larger factor are two loads.
 const OTHER_RATE: f64 = 2.0;
-/// Hellinger distance between the prompt lengths of two loads.
+/// The same for the Hellinger distance of the prompt lengths.
 const OTHER_LENGTHS: f64 = 0.35;
-/// How long a change that failed stays closed, at first and at most: this bounds the effect of a
-/// change of load that goes unnoticed.
+/// How long a failed change stays closed: the first time, and at most. The bound matters when a
+/// change of load goes unnoticed.
 const CLOSED: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(24 * 3_600));
 /// Weight of a new window in the remembered load.
 pub(super) const LOAD_WEIGHT: f64 = 0.3;
 
-/// How far a measured or simulated loss must fall.
+/// How far a loss must fall for a change to stay.
 pub(crate) fn least_gain(loss: f64) -> f64 {
     (LIMITS_GAIN * loss).min(GAIN_ENOUGH)
 }
@@ -78,7 +79,7 @@ pub(super) enum ClosedBy {
     /// A change was tried and did not help.
     Failure,
     OppositeHelped,
-    /// A simulation promises no gain.
+    /// A simulation promised no gain.
     Simulation,
 }
 
@@ -102,7 +103,7 @@ pub(crate) struct Asked {
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     Watching,
-    /// The earliest end, the latest end while requests wait, and the change on trial.
+    /// The earliest end, the latest end if requests wait, and the change on trial.
     Settling(Duration, Duration, Option<Box<LimitsTrial>>),
     Measuring(Box<LimitsTrial>),
     Asking(Box<Asked>),
@@ -113,9 +114,9 @@ pub(crate) enum State {
 pub enum Action {
     /// Nothing.
     Wait,
-    /// Begin a window.
+    /// Begin a window of observations.
     Begin,
-    /// Begin a window, because this one was long enough.
+    /// Begin a window, because the present one is long enough.
     Renew,
     /// Put [`Controller::limits`] in force, and begin a window.
     Apply,
@@ -131,7 +132,8 @@ pub struct Controller {
     pub(super) proposed: u64,
     /// Score and conclusion of the last judged window.
     pub(crate) belief: (Score, String),
-    /// Score of the last window under the limits in force, perhaps shorter than a judged one.
+    /// Score of the last window under the limits in force. The window may be too short to be
+    /// judged.
     pub(crate) latest_score: Score,
     pub(crate) experience: Experience,
     /// Loss of each pool in the last judged window.
@@ -148,10 +150,10 @@ pub struct Controller {
     pub(crate) steps: Steps,
     pub(super) closed: Closings<Direction, ClosedBy>,
     pub(crate) load: Option<(f64, Lengths)>,
-    /// Start of the latest window, and the load remembered before it.
+    /// Start of the latest window, and the load that was remembered before that window.
     load_before: (Option<Duration>, Option<(f64, Lengths)>),
     pub(crate) load_since: Duration,
-    /// When the engines last changed, as far as known.
+    /// When the engines last changed, as far as the controller knows.
     pub(crate) engines_since: Duration,
     pub(crate) stuck_since: Option<Duration>,
     pub(crate) in_rotation: Option<Vec<usize>>,
@@ -161,7 +163,8 @@ pub struct Controller {
 
 impl Controller {
     /// A controller of these pools. `target`: share of requests that should meet their objectives.
-    /// `horizon`: time after arrival at which a request counts, because it can no longer meet them.
+    /// `horizon`: time after arrival from which a request counts, because by then it has met or
+    /// missed the objectives.
     pub fn new(names: Vec<String>, limits: Limits, target: f64, horizon: Duration, acting: Acting) -> Self {
         Self {
             losses: vec![0.0; names.len()],
@@ -211,7 +214,7 @@ impl Controller {
         Action::Begin
     }
 
-    /// Tries limits next that a simulation found better.
+    /// Makes limits that a simulation found better the next change to try.
     pub fn suggest(&mut self, pool: usize, limits: PoolLimits, why: &str) {
         self.suggested = Some((pool, limits, why.to_owned()));
     }
@@ -223,15 +226,15 @@ impl Controller {
         self.pause(now);
     }
 
-    /// Drops suggestions and waits as after a change of the engines;
-    /// [`stand_back`](Self::stand_back) ends a trial first.
+    /// Drops a suggestion, and waits as after a change of the engines. End a trial first
+    /// ([`stand_back`](Self::stand_back)).
     pub fn pause(&mut self, now: Duration) {
         self.suggested = None;
         (self.latest, self.engines_since) = (now, now);
         self.state = State::Settling(now + LIMITS_SETTLE.0, now + LIMITS_SETTLE.1, None);
     }
 
-    /// Without permission to act, a change on trial is undone.
+    /// Sets whether changes may be made. If not, a change on trial is undone.
     pub fn set_acting(&mut self, acting: Acting, now: Duration) -> Action {
         if std::mem::replace(&mut self.acting, acting) == acting {
             return Action::Wait;
@@ -240,7 +243,7 @@ impl Controller {
         if acting == Acting::Acts { Action::Wait } else { self.stand_back(now, "the tuner may no longer make changes") }
     }
 
-    /// Opens all directions: with other engines, a change that failed may help.
+    /// Opens all closed changes, because with other engines a change that failed may help.
     pub fn forget_failures(&mut self) {
         self.closed.clear();
         self.steps.reset();
@@ -301,7 +304,7 @@ impl Controller {
         }
         if !(enough || late || gross) {
             score.describe_before_verdict(&mut self.belief);
-            // Quiet hours say nothing about later requests.
+            // A quiet time says nothing about later requests, so the window ends.
             if measured < QUIET {
                 return Action::Wait;
             }
@@ -310,7 +313,7 @@ impl Controller {
             return Action::Begin;
         }
         self.compare_load(&score, window);
-        // A shortfall within the standard error is chance.
+        // A shortfall within the standard error may be chance.
         let is_met = score.attainment + score.attainment_error >= self.target;
         let attained = 100.0 * score.attainment;
         let (requests, seconds) = (score.requests, measured.as_secs_f64());
@@ -320,7 +323,7 @@ impl Controller {
         self.losses = window.pools.iter().map(PoolWindow::loss).collect();
         self.lost_by_request = window.pools.iter().map(PoolWindow::loss_per_request).collect();
         self.lengths = window.pools.iter().map(|pool| pool.lengths.clone()).collect();
-        // An operator may be reading the proposal.
+        // An operator may be reading the proposal, so it stays for a while.
         let waits = self.acting != Acting::Acts && self.proposals.change().is_some() && measured < MEASURED_MAX;
         if is_met {
             self.proposals.withdraw();
@@ -362,8 +365,8 @@ impl Controller {
         let error = before.error.hypot(score.error);
         let change = score.loss - before.loss;
         let soon = score.requests >= REQUESTS_SOON && measured >= MEASURED_SOON;
-        // A queue from before the change delays the first requests anyway; a queue that grows is an
-        // effect.
+        // A queue from before the change does not count, because it delays the first requests
+        // anyway. A queue that grows is an effect of the change.
         let grows = window.pools.iter().any(PoolWindow::backlog_grows);
         let so_far = if grows { window.score(now) } else { window.score_of_ended(now) };
         let does_harm = Self::does_harm(&so_far, &before);
@@ -394,7 +397,7 @@ impl Controller {
             self.note(now, EventKind::Kept, &trial, result);
             self.closed.reopen(&direction, now);
             self.closed.close(Direction { up: !direction.up, ..direction }, ClosedBy::OppositeHelped, now);
-            // Arrivals of this window, under the kept limits, can judge the next change.
+            // The arrivals of this window, under limits that stay, can judge the next change.
             self.state = State::Watching;
             return self.watch(now, window);
         }
@@ -405,7 +408,7 @@ impl Controller {
         self.limits = trial.before;
         // Effects on the engines may last as long as the trial.
         let recovered = now + now.saturating_sub(trial.since).clamp(LIMITS_SETTLE.0, COOL_DOWN_MAX);
-        // A queue left by the trial says nothing about the limits in force.
+        // A queue that the trial left says nothing about the limits in force.
         self.state = State::Settling(recovered, now + COOL_DOWN_MAX, None);
         Action::Apply
     }
@@ -416,7 +419,7 @@ impl Controller {
     }
 
     pub(super) fn compare_load(&mut self, score: &Score, window: &Window) {
-        // A window is seen every second but counts once, with the latest counts.
+        // This runs every second, but a window counts once, with the latest counts.
         if self.load_before.0 != Some(window.from) {
             self.load_before = (Some(window.from), self.load.clone());
         }

@@ -10,9 +10,9 @@ use super::Limits;
 use crate::observe::recent::RecentRequest;
 
 pub(crate) const BOUND: f64 = 2.0;
-/// Share of the measured loss below which a simulation with the settings in force is not believed.
-/// It shows less where clients wait for one response before the next request: faster engines would
-/// get more requests.
+/// A simulation with the settings in force is not believed below this share of the measured loss.
+/// It shows less where clients wait for a response before they send the next request, because
+/// faster engines would then get more requests.
 const SHOWN: f64 = 1.0 / 3.0;
 
 /// How requests would fare.
@@ -54,6 +54,7 @@ pub struct LimitsQuestion {
 pub struct LimitsAnswer {
     /// Forecast with the present limits; `None`: this deployment cannot be simulated.
     pub now: Option<Forecast>,
-    /// Forecasts in the order of the question; `None`: cannot be simulated.
+    /// Forecasts of the candidates, in the order of the question; `None`: the candidate cannot be
+    /// simulated.
     pub candidates: Vec<Option<Forecast>>,
 }

@@ -22,7 +22,7 @@ pub struct LimitRange {
     pub slots: (u32, u32),
     /// Prefill permits of a backend.
     pub permits: (u32, u32),
-    /// Prompts with more tokens need a permit.
+    /// The prompt length above which a permit is needed.
     pub threshold: (u64, u64),
     /// Prompt tokens in prefill on a backend.
     pub prefill_tokens: (u64, u64),
@@ -89,8 +89,8 @@ pub struct PoolLimits {
 }
 
 impl PoolLimits {
-    /// Threshold and permits, where they may be moved: with 0 permits the operator keeps long
-    /// prompts away.
+    /// Threshold and permits, if they may be moved. With 0 permits the operator keeps long prompts
+    /// away.
     pub fn permits(&self) -> Option<(u64, u32)> {
         self.long.filter(|(_, permits)| *permits > 0)
     }
@@ -111,7 +111,7 @@ impl PoolLimits {
         Knob::ALL.into_iter().filter(differs).map(show).collect::<Vec<_>>().join(", ")
     }
 
-    /// The value of a knob; `u64::MAX` without a limit.
+    /// The value of a knob; `u64::MAX` if the pool has no such limit.
     pub(crate) fn value(&self, knob: Knob) -> u64 {
         match knob {
             Knob::Slots => self.slots.into(),
@@ -135,7 +135,7 @@ impl PoolLimits {
     }
 }
 
-/// Limits of all pools, in the order of the configuration.
+/// Limits of several pools, in the order of the configuration or of the group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits(pub Vec<PoolLimits>);
 

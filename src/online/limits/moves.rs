@@ -1,4 +1,5 @@
-//! Proposes changes of limits by where requests lose time and which limits hold them up.
+//! Proposes changes of limits. Where requests lose time, and which limits hold requests up, decides
+//! which ones.
 //!
 //! | lost time | and | change |
 //! |---|---|---|
@@ -9,7 +10,7 @@
 //! | between tokens | | the same, slots before the threshold |
 //! | any of these | the next pool loses less | the boundary between the two |
 //!
-//! A limit is lowered from the highest use, not from the present value.
+//! A lower limit is computed from the highest use, because a limit above it has no effect.
 
 use std::collections::BTreeMap;
 
@@ -18,38 +19,40 @@ use crate::observe::lengths::Lengths;
 use crate::observe::loss::Cause;
 use crate::observe::window::{PoolWindow, Window};
 
-/// A cause with a smaller share of the lost time is left alone: the share limits the gain, and a
-/// trial costs requests.
+/// A cause with a smaller share of a pool's loss brings no proposal. A change can gain at most this
+/// share, and a trial costs requests.
 const CAUSE_SHARE: f64 = 0.25;
-/// Lengths with a smaller share of the prompt tokens do not matter to a threshold.
+/// A threshold moves at least over prompts with this share of the prompt tokens.
 const LENGTHS_SHARE: f64 = 0.05;
-/// Share of a pool's prompt tokens that a boundary's move gives away.
+/// A moved boundary gives prompts with this share of a pool's prompt tokens to the neighbour.
 const BOUNDARY_SHARE: f64 = 0.25;
 /// Largest share of prompts that need a permit.
 const LONG_SHARE: f64 = 0.5;
-/// A limit holds requests up from this share of the moments with a queue.
+/// A limit holds requests up if it was used up in this share of the moments with a queue.
 const HELD_UP: f64 = 0.25;
-/// Loss from which a pool gives work to an idle neighbour before its own limits move.
+/// From this loss per request on, a pool gives work to an idle neighbour before its own limits
+/// move.
 const MUCH: f64 = 0.05;
-/// Share of the neighbour's loss per request below which a pool is idle.
+/// A neighbour is idle below this share of the pool's loss per request.
 const IDLE: f64 = 0.25;
-/// Ratio of raised slots to the demand, which varies, and grows with the number of requests at
-/// once.
+/// Ratio of raised slots to the demand, which varies, and grows with the requests at once.
 const DEMAND_MARGIN: f64 = 1.5;
-/// Slots stay above this multiple of the demand.
+/// Lowered slots stay above this multiple of the demand.
 const NEED_MARGIN: f64 = 1.15;
-/// Slots also stay above the demand of all backends plus this multiple of the demand's square root,
+/// All lowered slots together also stay above the demand plus this multiple of its square root,
 /// which random arrivals exceed 2 % of the time.
 const NEED_DEVIATIONS: f64 = 2.0;
-/// Slots also stay above this multiple of the widest request.
+/// Lowered slots also stay above this multiple of the sequences of the widest request.
 const WIDEST_MARGIN: f64 = 2.0;
-/// Largest share of the context of the engines below a boundary, to leave room for output.
+/// A boundary rises at most to this share of the context of the engines below it, to leave room for
+/// output.
 const CONTEXT_SHARE: f64 = 0.5;
-/// The next pool takes work up to this share of the pool's loss per request.
+/// A neighbour takes work if it loses at most this share of the pool's loss per request.
 const LESS: f64 = 0.5;
 
-/// Limits under which a change of flags may help: the configured ones, and these with one permit
-/// for long prompts, because the present limits were found with other flags. The range stays.
+/// Limits under which a change of flags may help: the configured limits, and the configured limits
+/// with one permit for long prompts. The present limits were found with other flags. The range
+/// stays.
 pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, bounds: &LimitRange) -> Vec<PoolLimits> {
     let file = PoolLimits { range: now.range, ..*configured };
     let long = match file.long {
@@ -62,8 +65,8 @@ pub fn beside(now: &PoolLimits, configured: &PoolLimits, lengths: &Lengths, boun
     found
 }
 
-/// A threshold with at least [`BOUNDARY_SHARE`] of the tokens, but not most of the prompts, above
-/// it.
+/// A threshold above which at least [`BOUNDARY_SHARE`] of the prompt tokens lie, but not most of
+/// the prompts.
 fn long_prompts(lengths: &Lengths, bounds: &LimitRange) -> Option<u64> {
     let found = lengths.next_below(u64::MAX, BOUNDARY_SHARE).filter(|found| *found >= bounds.threshold.0)?;
     (lengths.share_above(found) <= LONG_SHARE).then_some(found)
@@ -76,7 +79,7 @@ pub struct Direction {
     pub pool: usize,
     /// The limit.
     pub knob: Knob,
-    /// Whether the value grows. A new limit counts as down.
+    /// Whether the value grows. A limit where there was none counts as down.
     pub up: bool,
 }
 
@@ -91,7 +94,7 @@ pub struct Move {
     pub why: String,
 }
 
-/// Factors of one step.
+/// Factors of one step, by pool and limit.
 #[derive(Clone, Debug, Default)]
 pub struct Steps(BTreeMap<(usize, Knob), f64>);
 
@@ -103,13 +106,13 @@ impl Steps {
         self.0.get(&(pool, knob)).copied().unwrap_or(FIRST_STEP)
     }
 
-    /// Makes steps smaller, after one that did not help.
+    /// Makes a limit's steps smaller, after one that did not help.
     pub fn refine(&mut self, pool: usize, knob: Knob) {
         let step = self.of(pool, knob);
         self.0.insert((pool, knob), step.sqrt().max(LAST_STEP));
     }
 
-    /// Forgets the steps, for another load.
+    /// Forgets the steps, for another load or other engines.
     pub fn reset(&mut self) {
         self.0.clear();
     }
@@ -192,7 +195,7 @@ impl Proposer<'_> {
     }
 
     /// Raises the limits that hold requests up. Long prompts wait for permits, others for slots and
-    /// prompt tokens: the limits of the kind that waits come first.
+    /// prompt tokens. Limits of the prompts that wait come first.
     fn raise(&mut self, why: &str) {
         let (usage, own) = (self.seen.usage, self.own());
         let lengths = &self.seen.lengths;
@@ -219,7 +222,8 @@ impl Proposer<'_> {
             if held_up(usage.no_prefill) && usage.no_prefill > usage.no_slots {
                 proposer.more_prefill(&at(Knob::PrefillTokens, usage.no_prefill));
             }
-            // Otherwise the engines' own limit (`max-num-seqs`) is used up.
+            // If at most half of the slots are used, the engines' own limit (`max-num-seqs`) holds
+            // requests up.
             let is_own = usage.slots_peak.saturating_mul(2) > own.slots;
             if is_own && held_up(usage.no_slots) || usage.slots_peak >= own.slots {
                 proposer.more_slots(&at(Knob::Slots, usage.no_slots));
@@ -253,7 +257,7 @@ impl Proposer<'_> {
     fn more_slots(&mut self, why: &str) {
         let own = self.own();
         let most = u64::from(self.bounds.slots.1.max(own.slots));
-        // Single steps from far too few slots take long.
+        // From far too few slots, single steps would take long.
         let wanted = self.seen.demand().map_or(0, |demand| (demand * DEMAND_MARGIN).ceil() as u64);
         let slots = self.above(Knob::Slots, own.slots.into()).max(wanted).min(most) as u32;
         self.add(Knob::Slots, true, PoolLimits { slots, ..own }, why);
@@ -262,8 +266,8 @@ impl Proposer<'_> {
     fn fewer_slots(&mut self, why: &str) {
         let own = self.own();
         let used = f64::from(own.slots.min(self.seen.usage.slots_peak));
-        // Below the demand, a queue grows without end. Demand above the slots means overloaded
-        // engines, which may be faster with fewer sequences.
+        // With slots below the demand, a queue grows without end. A demand above the used slots
+        // shows overloaded engines, which may be faster with fewer sequences.
         let backends = self.seen.usage.in_rotation.max(1) as f64;
         let with_margin =
             |demand: f64| (demand * NEED_MARGIN).max(demand + NEED_DEVIATIONS * (demand / backends).sqrt());
@@ -345,7 +349,7 @@ impl Proposer<'_> {
         }
     }
 
-    /// Whether this pool loses much, and a neighbour next to nothing.
+    /// Whether this pool loses much while a neighbour loses next to nothing.
     fn neighbour_is_idle(&self) -> bool {
         let lost = self.seen.loss_per_request();
         let is_idle = |other: &usize| self.window.pools[*other].loss_per_request() < lost * IDLE;
@@ -353,7 +357,8 @@ impl Proposer<'_> {
             && (0..self.limits.0.len()).filter(|other| self.is_next_to(*other).is_some()).any(|other| is_idle(&other))
     }
 
-    /// Whether the other pool's lengths are right above (true) or below (false).
+    /// Whether the other pool's range is right above this pool's (true) or right below (false);
+    /// `None`: neither.
     fn is_next_to(&self, other: usize) -> Option<bool> {
         let (own, theirs) = (self.own().range, self.limits.0[other].range);
         match (own.1 == Some(theirs.0), theirs.1 == Some(own.0)) {
@@ -419,8 +424,8 @@ mod tests {
     fn slots_are_not_lowered_below_the_demand_and_two_of_its_standard_deviations() {
         let limits = Limits(vec![PoolLimits { slots: 64, prefill_tokens: None, long: None, range: (0, None) }]);
         let mut pool = PoolWindow::new(Duration::ZERO);
-        // 48 requests/s of one second each: 24 at once on each of two backends. A step alone would
-        // lower 40 slots to 28.
+        // 48 requests/s of one second are 24 at once on each of two backends. A step
+        // alone would lower 40 slots to 28.
         for second in 0..20 {
             (0..48).for_each(|_| {
                 let judged = Judged { loss: 1.0, cause: Some(Cause::Decode), service: Some(1.0) };

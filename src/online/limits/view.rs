@@ -1,4 +1,4 @@
-//! Read access to a [`Controller`], for reports and changes of engines.
+//! Read access to a [`Controller`], for reports and for the layer that changes engines.
 //!
 //! Nothing here affects the next decision.
 
@@ -28,7 +28,7 @@ impl Controller {
         places
     }
 
-    /// Time after arrival at which a request counts.
+    /// Time after arrival from which a request counts.
     pub fn horizon(&self) -> Duration {
         self.horizon
     }
@@ -57,8 +57,8 @@ impl Controller {
         (&self.belief.0, &self.belief.1)
     }
 
-    /// The score of the last window under the limits in force, which may be younger than
-    /// [`belief`](Self::belief): no engine is restarted for a loss that is over.
+    /// The score of the last window under the limits in force. It may be newer than
+    /// [`belief`](Self::belief), so that no engine is restarted for a loss that is over.
     pub fn latest_score(&self) -> &Score {
         &self.latest_score
     }

@@ -2,9 +2,10 @@
 //! load.
 //!
 //! The gateway draws the engine for each request. Requests on one engine at the same time fare
-//! alike, so the arms are compared in batches of [`ARM_BATCH`]: events that hit both cancel out.
-//! The difference of mean losses is a ratio estimate over batches, with an interval that holds at
-//! all times together ([`always_valid::around`]): it may be looked at every second.
+//! alike, so the arms are compared in batches of [`ARM_BATCH`]. An event that hits both arms
+//! cancels out. The difference of mean losses is a ratio estimate over batches, with an interval
+//! that holds at all times together ([`always_valid::around`]), so it may be looked at every
+//! second.
 //!
 //! Bounds: [`BATCHES_MAX`]; later arrivals are not counted.
 
@@ -18,7 +19,7 @@ pub const ARM_BATCH: Duration = Duration::from_secs(30);
 const BATCHES_MAX: usize = 480;
 /// Batches before a difference is reported.
 const BATCHES_MIN: usize = 4;
-/// Least deviation in a batch: a few requests may be equal by chance.
+/// Least deviation assumed in a batch, because a few requests may be equal by chance.
 const DEVIATION_MIN: f64 = 0.05;
 
 /// The smallest difference that is looked for.
@@ -50,7 +51,7 @@ pub struct ArmDifference {
     pub control: f64,
     /// Mean loss of the second arm minus mean loss of the first.
     pub change: Estimate,
-    /// Batches.
+    /// Number of batches in the difference.
     pub batches: usize,
 }
 
@@ -87,7 +88,7 @@ impl Arms {
         }
     }
 
-    /// Counts of both arms.
+    /// Counts of both arms, the control first.
     pub fn counts(&self) -> [ArmCounts; 2] {
         self.counts
     }
@@ -129,8 +130,8 @@ mod tests {
     use super::*;
     use sluice_core::base::Rng;
 
-    /// One difference per minute between arms that miss objectives with these probabilities. Waves
-    /// of load change both arms.
+    /// One difference per minute between arms whose requests miss objectives with these
+    /// probabilities. Waves of load change both.
     fn looks(seed: u64, misses: [f64; 2], minutes: u64) -> Vec<ArmDifference> {
         let (mut arms, mut rng) = (Arms::new(Duration::ZERO), Rng::new(seed));
         let (mut wave, mut found) = (1.0, Vec::new());

@@ -12,8 +12,8 @@
 //! | objectives are met, hardly anything runs | idle | nothing |
 //!
 //! (*) Prefills: `long-prefill-token-threshold`; steps: `max-num-batched-tokens`, larger only if
-//! TPOT is met. "Lost": most of the lost time. The first four rows are read from each engine, the
-//! others from the pools where no engine has a reading.
+//! TPOT is met. "Lost": most of the lost time. The first four rows are read from each engine. The
+//! others are read from the pools, if no engine has a reading.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,18 +21,18 @@ use super::engines::EngineFacts;
 use sluice_core::vllm::metrics::SCHEDULER;
 
 const SAMPLES: usize = 6;
-/// Share of the samples from which an observation is frequent.
+/// From this share of the samples on, an observation is frequent.
 pub(crate) const OFTEN: f64 = 0.3;
 const PREEMPTIONS: f64 = 1.0;
-/// Use below which the KV cache has room.
+/// The KV cache has room below this use.
 const KV_ROOM: f64 = 0.8;
-/// Share of the peak from which running sequences are at their peak.
+/// Running sequences count as at the peak from this share of the peak on.
 const AT_PEAK: f64 = 0.95;
 /// Share of the lost time, or of missing pages, that counts as "most".
 const MOST: f64 = 0.5;
-/// TPOT has no room if more requests than this miss it.
+/// TPOT has no room if more than this share of requests miss its bound.
 const TPOT_MISSED: f64 = 0.01;
-/// Mean sequences below which an engine is idle.
+/// An engine is idle below this mean number of running sequences.
 const HARDLY_ANY: f64 = 1.0;
 
 /// A cause of misses.
@@ -43,7 +43,7 @@ pub enum Reading {
     AdapterSlots,
     /// The KV cache is too small for the sequences.
     Memory,
-    /// More sequences could run at once.
+    /// The engine could run more sequences at once than it may.
     Sequences,
     /// Prefills slow the decoding of other sequences.
     Interference,
@@ -51,7 +51,7 @@ pub enum Reading {
     Prefill,
     /// A limit of the gateway holds requests up.
     GatewayLimits,
-    /// There is nothing to gain.
+    /// Objectives are met and hardly anything runs.
     Idle,
     /// The engine's metrics are unknown.
     NoMetrics,
@@ -81,7 +81,7 @@ pub struct Experience {
     pub tpot_missed: Option<f64>,
 }
 
-/// All readings, the most specific first. `engines`: by `pool/backend`.
+/// All readings, the most specific first. `engines`: the facts by `pool/backend`.
 pub fn diagnose(experience: &Experience, engines: &[(String, EngineFacts)]) -> Vec<Diagnosis> {
     let mut found: Vec<Diagnosis> = Vec::new();
     for (name, facts) in engines {
@@ -140,7 +140,8 @@ fn of_engine(facts: &EngineFacts, experience: &Experience) -> Option<(Reading, S
         );
         return Some((Reading::Sequences, evidence, format!("raise max-num-seqs above {running:.0}")));
     }
-    // An engine that the gateway runs gets no more requests: the others wait in the queue.
+    // An engine that the gateway runs gets at most `max-num-seqs` requests. Others wait in the
+    // gateway's queue.
     let most = facts.max_num_seqs.filter(|most| facts.running_peak >= AT_PEAK * most && facts.kv_full < OFTEN)?;
     (misses && experience.lost[0] >= MOST).then(|| {
         let evidence = format!(
@@ -174,7 +175,7 @@ fn of_pools(experience: &Experience, engines: &[(String, EngineFacts)]) -> Optio
     (queue >= MOST).then(|| (Reading::GatewayLimits, evidence, "see the limits that the tuner moves".to_owned()))
 }
 
-/// How to shorten prefills: larger steps, which lengthen TPOT, come first only where TPOT has room.
+/// How to shorten prefills. Larger steps, which lengthen TPOT, come first only where TPOT has room.
 fn faster_prefills(tpot_missed: Option<f64>) -> String {
     match tpot_missed {
         Some(missed) if missed > TPOT_MISSED => format!(

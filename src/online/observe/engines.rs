@@ -28,12 +28,12 @@ pub struct EngineSample {
     pub prompt_tokens: f64,
     /// Sequences that wait for an adapter slot or the like, if shown.
     pub deferred: Option<f64>,
-    /// Adapters that one step may use, and adapters with requests.
+    /// Adapters that one step may use, and the number of adapters with requests.
     pub adapters: Option<(u64, usize)>,
 }
 
 impl EngineSample {
-    /// The numbers of a page; `None`: a number is missing.
+    /// The needed values of a page; `None`: one of them is missing.
     pub fn of(page: &MetricsSnapshot) -> Option<Self> {
         let is_whole = page.lacks().next().is_none();
         is_whole.then(|| Self {
@@ -77,7 +77,7 @@ pub struct EngineFacts {
     pub preemptions: f64,
     /// Share of the samples with a sequence that waits for an adapter slot.
     pub deferred: f64,
-    /// Adapters of one step, and the most with requests.
+    /// Adapters that one step may use, and the most adapters with requests.
     pub adapters: Option<(u64, usize)>,
     /// `max-num-seqs`, if the gateway runs the engine.
     pub max_num_seqs: Option<f64>,

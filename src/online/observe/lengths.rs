@@ -1,7 +1,7 @@
 //! A histogram of prompt lengths on a fixed geometric grid.
 //!
 //! A threshold between short and long prompts can lie only between lengths that occur. A bin is 19
-//! % wide, so it separates lengths that differ by more. Bounds: [`BINS`].
+//! % wide, so lengths that differ by more are in different bins. Bounds: [`BINS`].
 
 /// Bins per doubling of the length.
 const PER_OCTAVE: f64 = 4.0;
@@ -54,8 +54,8 @@ impl Lengths {
         if total > 0.0 { above / total } else { 0.0 }
     }
 
-    /// The next length above `tokens` such that prompts between the two hold at least `share` of
-    /// all prompt *tokens*. `None`: longer prompts are negligible.
+    /// The next length above `tokens` such that prompts between the two lengths have at least
+    /// `share` of all prompt *tokens*. `None`: all longer prompts together have less.
     pub fn next_above(&self, tokens: u64, share: f64) -> Option<u64> {
         let (all, mut between) = (self.tokens().sum::<f64>(), 0.0);
         let found = self.tokens().enumerate().skip(bin(tokens) + 1).find(|(_, tokens)| {
@@ -65,7 +65,7 @@ impl Lengths {
         found.map(|(at, _)| last_in(at))
     }
 
-    /// [`next_above`](Self::next_above), below `tokens`.
+    /// [`next_above`](Self::next_above) for the next length below.
     pub fn next_below(&self, tokens: u64, share: f64) -> Option<u64> {
         let (all, mut between) = (self.tokens().sum::<f64>(), 0.0);
         let bins: Vec<f64> = self.tokens().collect();
@@ -76,7 +76,7 @@ impl Lengths {
         found.filter(|at| *at > 0).map(|at| last_in(at - 1))
     }
 
-    /// Prompt tokens in each bin, with each prompt at the upper end.
+    /// Prompt tokens in each bin, as if each prompt were as long as the bin allows.
     fn tokens(&self) -> impl Iterator<Item = f64> + '_ {
         self.counts.iter().enumerate().map(|(at, count)| count * last_in(at) as f64)
     }

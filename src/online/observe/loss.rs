@@ -3,8 +3,8 @@
 //!
 //! The loss is 0 if all objectives were met, otherwise 1 + log2(r) / 5, at most 3, where r is the
 //! largest ratio of a time to its bound. A request that was shed, or got no first byte in time,
-//! loses 4. So the mean loss is at least the share of misses, and still falls when all requests
-//! miss by less or fewer are shed.
+//! loses 4. So the mean loss is at least the share of misses, and where all miss, it still falls if
+//! they miss by less or fewer are shed.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use sluice_gateway::flow::record::{Outcome, Stage};
 pub const LOSS_OF_SHED: f64 = 4.0;
 /// Doublings of a time over the bound that lose 1 more.
 const OCTAVES: f64 = 5.0;
-/// The largest loss of a served request, at a thousand times the bound: where a limit is far too
-/// low, a first step only shortens long waits, and that must count.
+/// The largest loss of a served request, at a thousand times the bound. From a limit that is far
+/// too low, a first step only shortens long waits, and that must count.
 const LOSS_OF_LATE: f64 = 3.0;
 
 /// Where a request lost time.
@@ -74,8 +74,8 @@ pub fn worst_ratio(stats: &StreamStats, prompt_tokens: u64, objectives: &Objecti
     ratios(stats, prompt_tokens, objectives).into_iter().fold(0.0, f64::max)
 }
 
-/// Judges a request. `None`: it says nothing about limits: it has no objectives or generates
-/// nothing, the client left, it was refused, or a backend failed.
+/// Judges a request. `None`: the request says nothing about limits, because it has no objectives or
+/// generates nothing, the client left, it was refused, or a backend failed.
 pub fn judge(record: &Record, objectives: &Objectives, undisturbed: Undisturbed) -> Option<Judged> {
     if !record.generates() || objectives.is_empty() {
         return None;

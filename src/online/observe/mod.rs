@@ -45,7 +45,7 @@ const PREFILL_RATE: f64 = 10_000.0;
 #[derive(Debug)]
 struct Observed {
     name: Arc<str>,
-    /// Objectives by class; the last entry is for requests without a class.
+    /// Objectives by class name; the last entry is for requests without a class.
     objectives: Vec<(Arc<str>, Objectives)>,
     undisturbed: Undisturbed,
     widest: u32,
@@ -73,12 +73,12 @@ pub(crate) fn objectives(config: &Config, pool: &Pool) -> impl Iterator<Item = (
 #[derive(Debug, Default)]
 struct Gathered {
     pools: Vec<Observed>,
-    /// Labels and counts of the compared arms, and the origins of failed requests.
+    /// Labels and counts of the compared arms, and each arm's failed requests by origin.
     arms: Option<([String; 2], Arms, [OriginShares; 2])>,
     recent: Recent,
 }
 
-/// Gathers finished requests from any thread, under a short lock.
+/// Gathers finished requests. Any thread may add one, under a short lock.
 #[derive(Debug, Default)]
 pub struct Observer(Mutex<Gathered>);
 
@@ -141,7 +141,8 @@ impl Observer {
         }
         let failed = matches!(record.outcome, Outcome::UpstreamError(_) | Outcome::Timeout(_))
             || record.assigned.as_ref().is_some_and(|assigned| assigned.fell_back);
-        // One client's failures count if other clients confirm them.
+        // One client's failures count if other clients' failures confirm them, or if it is the only
+        // client.
         let is_confirmed = |arm: usize, origins: &mut [OriginShares; 2]| {
             let is_only = origins.iter().all(|own| own.is_only(record.origin));
             origins[arm].note(record.origin, failed) || is_only
@@ -177,7 +178,7 @@ impl Observer {
         self.0.lock().arms.as_ref().map_or_else(Arms::default, |(_, arms, _)| arms.clone())
     }
 
-    /// Judged requests of these pools so far, and the misses.
+    /// Judged requests of these pools so far, and how many of them missed an objective.
     pub fn totals(&self, names: &[String]) -> (f64, f64) {
         let pools = &self.0.lock().pools;
         let own = pools.iter().filter(|pool| names.iter().any(|name| **name == *pool.name));
@@ -189,7 +190,7 @@ impl Observer {
         self.0.lock().recent.note_waiting(waiting, now);
     }
 
-    /// Requests of the last minutes, and waiting ones.
+    /// Requests of the last minutes, ended and waiting.
     pub fn recent(&self) -> Vec<RecentRequest> {
         self.0.lock().recent.all()
     }

@@ -1,8 +1,8 @@
 //! The requests of the last minutes, for simulations: arrival, wait, prompt and output.
 //!
-//! Waiting requests are included: otherwise only the first requests of a growing queue would seem
-//! to have arrived. No prompt is kept, and no name except those of models. Bounds: [`RECENT_MAX`],
-//! [`RECENT_SPAN`].
+//! Waiting requests are included. Without them, only the first requests of a growing queue would
+//! seem to have arrived. No prompt is kept, and no name except those of models. Bounds:
+//! [`RECENT_MAX`], [`RECENT_SPAN`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl Recent {
     }
 
     /// All requests by arrival. Unknown outputs become the median of similar prompts. Requests that
-    /// have waited since before the first known arrival arrive with it.
+    /// wait since before the first known arrival are moved to it.
     pub fn all(&self) -> Vec<RecentRequest> {
         let first = self.ended.iter().map(|one| one.at).min().unwrap_or_default();
         let waiting = self.waiting.iter().map(|one| RecentRequest { at: one.at.max(first), ..one.clone() });
@@ -115,9 +115,9 @@ fn power(prompt: u32) -> u32 {
     prompt.max(1).ilog2()
 }
 
-/// Requests that arrive between `from` and `until`, after earlier ones that wait at `from` and
-/// arrive then, and the number of these. Requests in service at `from`, or still in service, are
-/// left out.
+/// The number of requests that wait at `from`, and the requests to replay: first these, as if they
+/// arrived at `from`, then the arrivals until `until`. Requests in service at `from`, or still in
+/// service, are left out.
 pub(crate) fn with_queue(requests: &[RecentRequest], from: Duration, until: Duration) -> (usize, Vec<RecentRequest>) {
     let waits = |request: &&RecentRequest| request.at < from && request.at + request.waited >= from;
     let moved = |request: &RecentRequest| RecentRequest { at: from, ..request.clone() };

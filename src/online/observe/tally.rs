@@ -15,9 +15,9 @@ use sluice_gateway::flow::record::{Outcome, Stage};
 
 /// Work of an output token, in prompt tokens.
 pub const OUTPUT_WORK: f64 = 5.0;
-/// Without objectives, a longer wait is a miss.
+/// In a pool without objectives, a longer wait in the queue is a miss.
 const WAITED: Duration = Duration::from_secs(1);
-/// Share of a bound from which a request was near it.
+/// A request was near a bound from this share of it on.
 const NEAR: f64 = 0.5;
 
 /// Sums over ended requests.
@@ -25,7 +25,7 @@ const NEAR: f64 = 0.5;
 pub struct Tally {
     /// Requests.
     pub ended: f64,
-    /// Requests with known work, and their work.
+    /// Requests with known work, and the sum of their work.
     pub known: (f64, f64),
     /// Requests that say something about the load: not failed or refused.
     pub judged: f64,

@@ -1,5 +1,5 @@
-//! Which limits hold requests up: counts, once a second, of moments with a queue at which a limit
-//! was used up on all backends of a pool.
+//! Finds which limits hold requests up. Once a second, counts a moment with a queue for each limit
+//! that is used up on all backends of a pool.
 //!
 //! Raising a limit that is not used up changes nothing. Lowering a limit has an effect only below
 //! the peak of use.
@@ -23,7 +23,7 @@ pub struct Usage {
     pub no_prefill: u32,
     /// Length of the queue at the last moment.
     pub queue: usize,
-    /// Waiting requests plus sequences on backends, at the first and last moment.
+    /// The first and the last moment, each with waiting requests plus sequences on backends.
     pub in_flight: Option<((Duration, usize), (Duration, usize))>,
     /// The most sequences on one backend.
     pub slots_peak: u32,
@@ -37,7 +37,8 @@ pub struct Usage {
     pub in_rotation: usize,
 }
 
-/// Share from which a limit is used up, because the next request may not fit into the rest.
+/// From this share on, a limit counts as used up, because the next request may not fit into the
+/// rest.
 const NEARLY: f64 = 0.9;
 
 impl Usage {

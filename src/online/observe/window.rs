@@ -1,8 +1,8 @@
 //! Windows: how the requests that arrived since a moment fared, pool by pool.
 //!
-//! Requests count by arrival, never under other limits. Requests that arrive together fare alike,
-//! so the error of a mean is computed over batches (Law and Kelton, "Simulation Modeling and
-//! Analysis", batch means).
+//! A request counts in the window in which it arrives, so never for later limits. Requests that
+//! arrive together fare alike, so the error of a mean is computed over batches (Law and Kelton,
+//! "Simulation Modeling and Analysis", batch means).
 //!
 //! Bounds: [`BATCHES_MAX`]; later arrivals count only in the next window.
 
@@ -16,9 +16,9 @@ use super::usage::Usage;
 pub const BATCH: Duration = Duration::from_secs(5);
 /// 40 minutes of batches.
 const BATCHES_MAX: usize = 480;
-/// Requests per backend above which a queue is long; requests in it count as late.
+/// With more requests per backend a queue is long, and requests in it count as late.
 const LONG_QUEUE: usize = 16;
-/// The loss of a request in a long queue: the most that a late one loses.
+/// The loss of a request in a long queue. It is the most that a served request loses.
 const LOSS_OF_WAITING: f64 = 3.0;
 
 /// The requests of one batch.
@@ -36,7 +36,7 @@ pub struct Batch {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PoolWindow {
     pub(super) from: Duration,
-    /// Requests in batches by arrival.
+    /// Ended requests, in batches by arrival.
     pub batches: Vec<Batch>,
     /// Prompt lengths.
     pub lengths: Lengths,
@@ -44,11 +44,11 @@ pub struct PoolWindow {
     pub queued: Lengths,
     /// Loss of ended requests by cause: queue, engine, decode.
     pub causes: [f64; 3],
-    /// Requests with a bound on TPOT, and the number above it.
+    /// Requests with a bound on TPOT, and how many of them missed it.
     pub tpot: (f64, f64),
     /// Requests that ended in the window, whenever they arrived.
     pub ended: f64,
-    /// Served requests, and their seconds on a backend.
+    /// Served requests, and the sum of their seconds on a backend.
     pub served: (f64, f64),
     /// The most sequences of one request since the pool was configured.
     pub widest: u32,
@@ -94,29 +94,29 @@ impl PoolWindow {
         self.tpot.1 += f64::from(u8::from(ratio > 1.0));
     }
 
-    /// Demand: requests at once on each backend if all arrivals were served at the present speed
-    /// (Little's law), if known.
+    /// The demand, if known: requests at once on each backend if all arrivals were served at the
+    /// present speed (Little's law).
     pub fn demand(&self) -> Option<f64> {
         let (served, seconds) = self.served;
         let rate = self.arrival_rate().filter(|_| served > 0.0 && self.usage.in_rotation > 0)?;
         Some(rate * (seconds / served) / self.usage.in_rotation as f64)
     }
 
-    /// Arrivals per second, if known: ended requests plus the rise of requests in flight, because
-    /// fewer end than arrive while a backlog grows.
+    /// Arrivals per second, if known. They are the ended requests plus the rise of requests in
+    /// flight, because fewer requests end than arrive while a backlog grows.
     pub fn arrival_rate(&self) -> Option<f64> {
         let ((from, first), (until, last)) = self.usage.in_flight?;
         let lasted = until.saturating_sub(from).as_secs_f64();
         (lasted >= BATCH.as_secs_f64()).then(|| (self.ended + last as f64 - first as f64).max(0.0) / lasted)
     }
 
-    /// Whether requests in flight have grown by more than a long queue.
+    /// Whether requests in flight have become more by at least a long queue.
     pub(crate) fn backlog_grows(&self) -> bool {
         let long = LONG_QUEUE * self.usage.in_rotation.max(1);
         self.usage.in_flight.is_some_and(|((_, first), (_, last))| last > first + long)
     }
 
-    /// Requests of this window in a long queue.
+    /// Number of requests of this window that wait, if the queue is long; otherwise 0.
     fn late_in_queue(&self) -> f64 {
         let is_long = self.usage.queue > LONG_QUEUE * self.usage.in_rotation.max(1);
         let Some(((_, first), (_, last))) = self.usage.in_flight.filter(|_| is_long) else { return 0.0 };
@@ -165,12 +165,12 @@ pub struct Score {
     pub attainment_error: f64,
     /// Arrivals per second.
     pub rate: f64,
-    /// The largest mean loss of two adjacent batches: misses come in clusters.
+    /// The largest mean loss of two adjacent batches; misses come in clusters.
     pub peak: f64,
 }
 
 impl Score {
-    /// Puts the number of observed requests into a belief without a verdict.
+    /// Puts the number of observed requests into a belief that has no verdict yet.
     pub fn describe_before_verdict(&self, belief: &mut (Self, String)) {
         if belief.0.requests == 0.0 && self.requests > 0.0 {
             belief.1 = format!("{:.0} requests were observed, not yet enough to judge", self.requests);

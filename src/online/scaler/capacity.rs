@@ -1,10 +1,10 @@
 //! Learns how much work per second one engine does while requests meet their objectives.
 //!
-//! Minutes are sorted into classes by the load of an engine, [`STEP`] apart. The share of misses
-//! rises with the load, so a rising sequence is fitted (isotonic regression, pool adjacent
-//! violators; Robertson, Wright and Dykstra 1988). The capacity is the highest load whose fitted
-//! share of misses is allowed. Where no seen load was too high, a load one step above is tried, or
-//! more where requests stayed far below their bounds.
+//! Minutes are sorted into classes by the load of an engine, a factor of [`STEP`] apart. The share
+//! of misses rises with the load, so a rising sequence is fitted (isotonic regression, pool
+//! adjacent violators; Robertson, Wright and Dykstra 1988). The capacity is the highest load whose
+//! fitted share of misses is allowed. If no seen load was too high, the capacity is one step above
+//! the highest, or [`FAR`] times it if requests stayed far below their bounds.
 //!
 //! A miss counts at the highest load of the last [`BLAME`] minutes, because the load at arrival
 //! caused it. Bounds: [`CLASSES`].
@@ -12,15 +12,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 const STEP: f64 = 1.1;
-/// Bound on the classes, more than one engine uses.
+/// Bound on the number of classes. The loads of one engine need fewer.
 const CLASSES: usize = 128;
-/// Minutes whose highest load is blamed for a miss.
+/// The highest load of this many minutes is blamed for a miss.
 const BLAME: usize = 3;
-/// Weight of an observation a minute later: half after a day.
+/// Factor by which the weight of an observation falls each minute, to half after a day.
 const KEPT: f64 = 0.999_518_8;
 /// Judged requests that a class needs.
 const ENOUGH: f64 = 100.0;
-/// Factor to try where requests stayed far below their bounds.
+/// Factor above the highest seen load if requests stayed far below their bounds.
 const FAR: f64 = 1.5;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -52,7 +52,8 @@ impl Capacity {
         self.prior = prior.filter(|prior| prior.is_finite() && *prior > 0.0);
     }
 
-    /// Counts the requests that ended in a minute at this load per engine; ignores invalid numbers.
+    /// Counts the requests that ended in a minute at this `load` of one engine. Ignores invalid
+    /// numbers.
     pub fn note(&mut self, load: f64, judged: f64, missed: f64, near: f64) {
         let counts = [judged, missed, near];
         let is_sound = counts.iter().all(|count| count.is_finite() && *count >= 0.0);
@@ -89,7 +90,7 @@ impl Capacity {
             let far = share(block.seen.near, &block.seen) <= allowed;
             load_of(block.highest) * if far { FAR } else { STEP }
         });
-        // The prior counts until an observation contradicts it.
+        // The capacity known from elsewhere counts until a load contradicts it.
         let holds = more.into_iter().chain(self.prior).reduce(f64::max);
         let below = too_high.map(|block| load_of(block.lowest) / STEP);
         match (holds, below) {
@@ -99,7 +100,7 @@ impl Capacity {
     }
 
     /// Blocks with a rising share of misses. A class with too few requests joins the next higher
-    /// one.
+    /// class.
     fn blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = Vec::new();
         let (mut carried, mut lowest) = (Seen::default(), None);
@@ -139,7 +140,7 @@ fn load_of(class: i32) -> f64 {
 mod tests {
     use super::*;
 
-    /// Minutes at loads from 100 to 1,000, with misses above `limit`.
+    /// Minutes at loads from 100 to 1,000, where requests miss at loads above `limit`.
     fn seen(limit: f64) -> Capacity {
         let mut capacity = Capacity::default();
         for round in 0..10 {

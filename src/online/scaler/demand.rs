@@ -6,11 +6,11 @@
 //! upper(h)    = forecast + z * sqrt(forecast)  z: 95 % quantile of the errors of 12 hours
 //! ```
 //!
-//! then(t) is the smoothed demand a day before; level / then(t) counts from 1/2 to 2. The error of
-//! a sum of independent requests grows with the root of the sum, so errors are measured in roots of
-//! the forecast, and one `z` serves night and peak.
+//! then(t) is the smoothed demand a day before t. The ratio level / then(t) is limited to 1/2 to 2.
+//! The error of a sum of independent requests grows with the root of the sum, so errors are divided
+//! by the root of the forecast, and one `z` serves night and peak.
 //!
-//! Bounds: [`KEPT`] minutes. An unseen minute (a suspended gateway) is left out.
+//! Bounds: [`KEPT`] minutes. A minute in which the gateway was suspended is left out.
 
 use std::collections::VecDeque;
 
@@ -22,20 +22,20 @@ const LEVEL: f64 = 0.25;
 /// Bound of the work per second.
 const MOST: f64 = 1e12;
 const SLOPE: usize = 20;
-/// Minutes to each side that smooth the day before.
+/// The demand a day before is averaged over this many minutes to each side.
 const SMOOTH: usize = 3;
-/// Minutes of the day before to compare with the level, which lags as much.
+/// Minutes of the day before whose mean is compared with the level; it lags as much.
 const LAG: usize = 8;
 const ERRORS: usize = 720;
 /// Errors that a quantile needs.
 const ERRORS_MIN: usize = 30;
 const QUANTILE: f64 = 0.95;
-/// Decay of the mean errors of the two forecasts in a minute.
+/// Factor by which the weight of an older error of a forecast falls each minute.
 const FORGET: f64 = 0.98;
 /// The largest ratio of the present demand to the demand a day ago; its inverse is the least.
 const RATIO: f64 = 2.0;
-/// Multiple of the slope's error up to which the day before is used: only it knows when a rush
-/// begins.
+/// The day before is used up to this multiple of the slope's error, because only the day before
+/// shows when a rush begins.
 const AS_CLOSE: f64 = 1.2;
 
 /// The demand of a pool.
@@ -44,11 +44,11 @@ pub struct Demand {
     /// Work per second, the latest last; NaN: unknown.
     minutes: VecDeque<f64>,
     level: Option<f64>,
-    /// Forecasts not due yet, by slope and by day before, the next first.
+    /// Forecasts of minutes to come, by slope and by day before, the next minute first.
     pending: VecDeque<[Option<f64>; 2]>,
     /// Mean absolute errors, by slope and by day before.
     errors: [f64; 2],
-    /// Demand minus the used forecast, in roots of the forecast.
+    /// Demand minus the used forecast, divided by the root of the forecast.
     above: VecDeque<f64>,
     /// The quantile of `above`, once known.
     z: Option<f64>,
@@ -118,16 +118,16 @@ impl Demand {
         self.errors[1] <= AS_CLOSE * self.errors[0]
     }
 
-    /// Demand in `ahead` minutes.
+    /// The forecast demand in `ahead` minutes.
     pub fn forecast(&self, ahead: usize) -> f64 {
         let by_day = self.by_day_before(ahead).filter(|_| self.uses_day_before());
         by_day.unwrap_or_else(|| self.by_slope(ahead))
     }
 
-    /// Demand in `ahead` minutes that one minute of twenty exceeds.
+    /// The demand in `ahead` minutes that one minute in twenty exceeds.
     pub fn upper(&self, ahead: usize) -> f64 {
         let forecast = self.forecast(ahead);
-        // Without `z`, a third more: one standard deviation of 30 requests of uneven lengths.
+        // Without `z`, a third is added: one standard deviation of 30 requests of uneven lengths.
         let margin = self.z.map_or(forecast / 3.0, |z| z * forecast.sqrt());
         (forecast + margin).max(0.0)
     }
@@ -145,19 +145,20 @@ impl Demand {
         }
         let mid = (count - 1.0) / 2.0;
         let mean = points.iter().sum::<f64>() / count;
-        // Time runs against the order of the points.
+        // The points are in reverse order of time.
         let at = |index: usize| mid - index as f64;
         let spread: f64 = (0..points.len()).map(|index| at(index).powi(2)).sum();
         let slope = points.iter().enumerate().map(|(index, y)| at(index) * (y - mean)).sum::<f64>() / spread;
         let residual: f64 = points.iter().enumerate().map(|(index, y)| (y - mean - slope * at(index)).powi(2)).sum();
         let error = (residual / (count - 2.0) / spread).sqrt();
-        // A slope counts as far as it exceeds chance: three quarters at twice the standard error.
+        // A slope counts as far as it exceeds chance. At twice the standard error, three quarters
+        // of it count.
         let certain = if slope == 0.0 { 0.0 } else { (1.0 - (error / slope).powi(2)).max(0.0) };
         (level + slope * certain * ahead as f64).max(0.0)
     }
 
-    /// Mean demand around the minute that is `ahead` minutes from now, less a day: over `before`
-    /// minutes before it, and `after` minutes after it.
+    /// Mean demand a day before `ahead` minutes from now, over `before` minutes before that minute
+    /// and `after` minutes after it.
     fn then(&self, ahead: usize, before: usize, after: usize) -> Option<f64> {
         let at = (self.minutes.len() + ahead).checked_sub(DAY + 1)?;
         let around = self.minutes.range(at.saturating_sub(before)..(at + after + 1).min(self.minutes.len()));

@@ -1,5 +1,5 @@
-//! How many engines a pool needs: the demand when a new engine is ready, over one engine's
-//! capacity.
+//! How many engines a pool needs: the demand when a new engine would be ready, divided by one
+//! engine's capacity.
 //!
 //! ```text
 //!  finished requests --> Tally --.                 .--> Demand: work/s, upper bound --.
@@ -7,7 +7,7 @@
 //!  (once a second)                                 '--> Capacity: work/s per engine --'
 //! ```
 //!
-//! A request counts at arrival: ended requests plus the rise of requests in flight. Work is
+//! The demand counts arrivals: ended requests plus the rise of requests in flight. Work is
 //! measured in tokens ([`Tally`]). Nothing depends on hardware, model or flags: the capacity is
 //! learned from hits and misses ([`capacity`]), or starts with a stated rate.
 //!
@@ -23,9 +23,9 @@
 //! | in the first minute: as many as are found | they are found one by one |
 //! | unknown capacity: no change, except that a queue adds one | |
 //!
-//! The caller ensures that an engine that must go gets no more requests, and ends it when it has
-//! none left. Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`],
-//! begins a new minute. Bounds: see [`demand`] and [`capacity`].
+//! The caller sends no more requests to an engine that must go, and ends it when it has none left.
+//! Pure: time is a parameter. A clock that goes back, or jumps by more than [`GAP`], begins a new
+//! minute. Bounds: see [`demand`] and [`capacity`].
 
 pub mod capacity;
 pub mod demand;
@@ -39,15 +39,15 @@ use self::demand::Demand;
 use crate::observe::tally::Tally;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// Longest time between two looks that counts as seen.
+/// The time between two looks counts as seen up to this length.
 const GAP: Duration = Duration::from_secs(15);
 /// Age of a queue that does not empty by itself.
 const WAITING: Duration = Duration::from_secs(10);
 /// Time for an added engine to take effect after its start.
 const EFFECT: Duration = Duration::from_secs(30);
-/// Multiple of the demand that the others must hold before an engine goes.
+/// Before an engine goes, the others must hold this multiple of the demand.
 const MARGIN: f64 = 1.1;
-/// Requests over which the work is averaged.
+/// Number of requests in the average of the work.
 const AVERAGED: f64 = 2_000.0;
 
 /// Bounds and objectives set by an operator.
@@ -61,7 +61,7 @@ pub struct ScalerRules {
     pub attainment: f64,
     /// Time from the order of an engine to its first request.
     pub cold_start: Duration,
-    /// How long one engine less must have sufficed before an engine goes.
+    /// How long one engine less must suffice before an engine goes.
     pub down_after: Duration,
     /// Time without a request after which no engine is needed.
     pub idle_after: Duration,
@@ -92,19 +92,19 @@ pub struct Scaler {
     rules: ScalerRules,
     demand: Demand,
     capacity: Capacity,
-    /// Requests in the average, and their mean work.
+    /// Requests in the average, and the mean work of one.
     work: (f64, f64),
     minute: Minute,
     before: Tally,
     last: Option<Duration>,
     /// Engines that the pool should have; `None` before the first look.
     wanted: Option<u32>,
-    /// A minute has passed, so running engines are known.
+    /// Whether a minute has passed, so that running engines are known.
     settled: bool,
     enough_since: Option<Duration>,
     /// Since when there has always been a queue.
     waiting_since: Option<Duration>,
-    /// Until when an engine added for a queue may take effect.
+    /// Until when an engine that was added for a queue may take effect.
     effect_until: Duration,
     used: Duration,
     why: String,
@@ -114,7 +114,7 @@ pub struct Scaler {
 struct Minute {
     from: Duration,
     tally: Tally,
-    /// Requests in flight and waiting, at the beginning and now.
+    /// Requests in flight and waiting, at the beginning of the minute and now.
     in_flight: (usize, usize),
     /// Ready engines, summed over the looks.
     ready: f64,
@@ -152,8 +152,8 @@ impl Scaler {
         self.demand.set_day_before(minutes);
     }
 
-    /// Engines that the pool should have; `None` in the first minute, while running engines are
-    /// being found: too small a number would end them.
+    /// Engines that the pool should have. `None` in the first minute, while running engines are
+    /// being found, because too small a number would end them.
     pub fn wanted(&self) -> Option<u32> {
         self.wanted.filter(|_| self.settled)
     }
@@ -168,7 +168,7 @@ impl Scaler {
         self.capacity.estimate(1.0 - self.rules.attainment).filter(|holds| holds.is_finite() && *holds > 0.0)
     }
 
-    /// One look. Returns the engines that the pool should have.
+    /// Takes one look, and returns the number of engines that the pool should have.
     pub fn step(&mut self, look: &Look, now: Duration) -> u32 {
         let (min, max) = (self.rules.min.min(self.rules.max), self.rules.max);
         let committed = look.ready + look.starting;
@@ -199,7 +199,7 @@ impl Scaler {
         next
     }
 
-    /// Begins a minute; the time before is unknown.
+    /// Begins a minute after a time that was not seen.
     fn begin_anew(&mut self, look: &Look, now: Duration) {
         let missed = self.last.and_then(|last| now.checked_sub(last)).map_or(0, |gap| gap.as_secs() / 60);
         if missed > 0 {
@@ -227,7 +227,7 @@ impl Scaler {
         if look.queue + look.in_flight > 0 || look.tally.ended > 0.0 {
             self.used = now;
         }
-        // A shortage of permits or slots shows as a queue at every look.
+        // Too few permits or slots show as a queue at every look.
         self.waiting_since = if look.queue == 0 { None } else { self.waiting_since.or(Some(now)) };
     }
 
@@ -251,7 +251,7 @@ impl Scaler {
         let Minute { from, tally, in_flight: (first, last), ready, looks } = self.minute;
         let seconds = (now - from).as_secs_f64();
         let more = last as f64 - first as f64;
-        // Requests with unknown work, and in flight, count as the mean.
+        // Requests with unknown work, or in flight, count with the mean work.
         let others = tally.ended - tally.known.0 + more;
         let demand = (tally.known.1 + others * self.work.1).max(0.0) / seconds;
         self.demand.push(demand, self.ahead());
@@ -292,7 +292,7 @@ impl Scaler {
             return needed;
         }
         let later = ahead + usize::try_from(self.rules.down_after.as_secs() / 60).unwrap_or(0);
-        // Chance adds one standard deviation in a minute: much where requests are few.
+        // Chance may add one standard deviation to a minute, which is much where requests are few.
         let in_a_minute = (self.demand.forecast(1) / self.work.1 * 60.0).max(1.0);
         let margin = MARGIN + in_a_minute.sqrt().recip();
         let less = engines((highest(later.min(demand::DAY / 4)) + backlog) * margin).max(in_use).max(1);
@@ -314,7 +314,7 @@ impl Scaler {
         if self.rules.min > 0 || !(stays || now - self.used >= self.rules.idle_after) {
             return false;
         }
-        // One request a minute.
+        // One request a minute is the least demand that counts.
         let least = self.work.1.max(1.0) / 60.0;
         let expected = (0..=self.ahead()).any(|ahead| self.demand.day_before(ahead).is_some_and(|then| then >= least));
         if !expected {

@@ -75,7 +75,7 @@ impl Pool {
         let before = self.waiting;
         self.waiting = (before + arrived - room).max(0.0).floor();
         let ended = before + arrived - self.waiting;
-        // Waits above a second are misses.
+        // Requests that wait for more than a second miss.
         let missed = if self.waiting > room { ended } else { 0.0 };
         let tally = Tally {
             ended,
@@ -133,7 +133,7 @@ fn a_day_is_followed_with_fewer_engines_than_its_peak_needs_and_hardly_a_miss() 
     pool.run(86_400, day);
     let mean = pool.paid / 86_400.0;
     assert!(pool.attainment() > 0.985, "{}", pool.attainment());
-    // A fixed fleet for the peak has 9 or more.
+    // A fixed fleet for the peak would need 9 or more engines.
     assert!((4.0..7.0).contains(&mean), "{mean}");
     assert!(pool.changes.len() < 40, "{:?}", pool.changes);
 }
@@ -152,7 +152,7 @@ fn a_queue_adds_engines_before_anything_is_known() {
 fn a_rate_that_is_known_is_used_from_the_first_minute_on() {
     let mut pool = Pool::new(ScalerRules { rate: Some(1.7), ..rules() }, 1, 3);
     pool.run(62, |_| 7.0);
-    // 7 / 1.7 = 4.1, a third more until the noise is known, and the backlog.
+    // The demand is 7 / 1.7 = 4.1 engines, a third more until the noise is known, and the backlog.
     assert!((6..=8).contains(&(pool.ready + pool.starting.len() as u32)), "{:?}", pool.changes);
 }
 
@@ -245,8 +245,8 @@ fn engines_in_use_are_not_taken_away() {
     }
 }
 
-/// Twelve hours of each rate, after six of learning. Chance moves small fleets now and then: of 100
-/// runs at 0.5 requests/s, 98 have at most 8 changes.
+/// Each run has twelve hours at one rate, after six hours of learning. Chance moves small fleets
+/// now and then. Of 100 runs at 0.5 requests/s, 98 have at most 8 changes.
 #[test]
 fn a_load_that_stays_the_same_hardly_moves_it() {
     let runs = [0.5, 1.0, 4.0, 20.0].into_iter().flat_map(|rate| (0..4).map(move |seed| (rate, seed)));

@@ -13,11 +13,11 @@ use crate::observe::objectives;
 use sluice_config::{Config, ModelScope, Pool, TunerMode, attainment};
 use sluice_core::meter::slo::Objectives;
 
-/// Time after arrival at which a request counts, without an objective for E2EL.
+/// Time after arrival from which a request counts, without an objective for E2EL.
 pub(crate) const HORIZON: Duration = Duration::from_secs(5);
-/// The longest time until a request counts.
+/// The longest time from arrival until a request counts.
 const HORIZON_MAX: Duration = Duration::from_secs(20);
-/// Multiple of the E2EL objective at which a request counts: it has missed.
+/// A request counts after this multiple of the E2EL objective, which it has then missed.
 const HORIZON_OF_BOUND: f64 = 1.5;
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Group {
         let longest = objectives.iter().filter_map(|own| own.e2el).max().map(|bound| bound.mul_f64(HORIZON_OF_BOUND));
         let horizon = longest.unwrap_or(HORIZON).min(HORIZON_MAX);
         let mut controller = Controller::new(names, limits, target, horizon, acting(config.tuner.mode));
-        // Other engines may have run before.
+        // Before this moment, other engines may have run.
         controller.engines_since = now;
         controller.set_simulates(simulates(config));
         let has_objectives = objectives.iter().any(|own| !own.is_empty());
@@ -59,8 +59,8 @@ pub(crate) fn simulates(config: &Config) -> bool {
     config.tuner.simulation.gpu.is_some() && config.tuner.simulation.model.is_some()
 }
 
-/// Pools that serve a common model, directly or through other pools, in the order of the
-/// configuration; not pools for arms alone, which an experiment judges.
+/// Groups of pools that serve a common model, directly or through other pools, in the order of the
+/// configuration. Pools only for arms are left out, because an experiment judges them.
 pub(crate) fn groups(pools: &[Pool]) -> Vec<Vec<usize>> {
     let share = |one: &Pool, other: &Pool| match (&one.models, &other.models) {
         (ModelScope::Only(own), ModelScope::Only(theirs)) => own.iter().any(|model| theirs.contains(model)),

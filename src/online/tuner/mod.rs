@@ -1,7 +1,7 @@
 //! The tuner of a whole configuration: one [`Controller`] for each group of pools that serve the
 //! same models.
 //!
-//! Pools of a group take requests from each other when a limit moves, so they are judged together.
+//! When a limit moves, pools of a group take each other's requests, so they are judged together.
 
 mod groups;
 pub mod report;
@@ -37,7 +37,7 @@ use sluice_gateway::pool::{PoolView, TrialBound};
 pub struct Tuner {
     pub(crate) mode: TunerMode,
     pub(crate) configured: Limits,
-    /// Pools, models, backends and objectives as text; limits depend on them.
+    /// Pools, models, backends and objectives as text, on which found limits depend.
     pub(crate) context: String,
     pub(crate) groups: Vec<Group>,
     pub(crate) engines: EngineTuner,
@@ -82,7 +82,7 @@ impl Tuner {
     }
 
     /// Prepares a configuration that is about to be in force: puts the limits found so far into it
-    /// if limits and objectives are unchanged; otherwise begins anew.
+    /// if nothing that they depend on has changed. Otherwise begins anew.
     pub fn configure(&mut self, config: &mut Config, observer: &Observer, now: Duration) {
         let is_same = self.context == context(config) && self.configured == Limits::of(config);
         self.engines.set_rules(EngineRules::of(config));
@@ -110,12 +110,13 @@ impl Tuner {
         self.limits().put(config);
         config.experiments.retain(|experiment| experiment.name != EXPERIMENT);
         let own = self.engines.experiment(config);
-        // First, because a request takes part in the first experiment that it fits.
+        // The tuner's experiment comes first, because a request takes part in the first experiment
+        // that it fits.
         config.experiments.splice(0..0, own);
     }
 
     /// Takes over the state of an earlier gateway. Returns whether pools, limits and objectives are
-    /// unchanged; only then the limits count.
+    /// unchanged. Only then are the found limits taken over.
     pub fn restore(&mut self, saved: Saved, observer: &Observer, now: Duration) -> bool {
         let is_same = saved.context == self.context && saved.configured == self.configured;
         if is_same && self.mode != TunerMode::Off && saved.kept.0.len() == self.configured.0.len() {
@@ -193,8 +194,8 @@ impl Tuner {
         self.after_engines(engines, orders, observer, now)
     }
 
-    /// Undoes a trial of limits in a pool whose engines begin to change, because the change was
-    /// simulated without the trial. Returns as [`step`](Self::step).
+    /// Undoes a trial of limits in a pool whose engines begin to change, because that was simulated
+    /// without the trial. Returns the same as [`step`](Self::step).
     fn end_trial(&mut self, observer: &Observer, now: Duration) -> bool {
         let Some(pool) = self.engines.change().map(|change| &change.pool) else { return false };
         let tries = |group: &&mut Group| group.controller.names().contains(pool) && group.controller.is_trying();
@@ -203,7 +204,7 @@ impl Tuner {
         carry_out(&action, pools, observer, now)
     }
 
-    /// Takes the answer about limits. Returns as [`step`](Self::step).
+    /// Takes the answer about limits. Returns the same as [`step`](Self::step).
     pub fn limits_answered(
         &mut self,
         asked: &LimitsQuestion,
@@ -222,7 +223,7 @@ impl Tuner {
         self.groups.iter_mut().for_each(|group| group.controller.set_simulates(true));
     }
 
-    /// Takes the answer about engines. Returns as [`step`](Self::step).
+    /// Takes the answer about engines. Returns the same as [`step`](Self::step).
     pub fn answered(
         &mut self,
         answer: &EngineAnswer,
@@ -270,7 +271,7 @@ impl Tuner {
         self.engines.trials(engines)
     }
 
-    /// Makes the observer follow an experiment that begins or ends.
+    /// Makes the observer begin or end the comparison of an experiment that begins or ends.
     fn engines_ordered(&mut self, orders: &[TunerOrder], observer: &Observer, now: Duration) {
         if !orders.contains(&TunerOrder::Configure) {
             return;
@@ -398,7 +399,8 @@ impl Tuner {
         all
     }
 
-    /// Makes no changes and undoes a trial; `None`: resumes. Returns as [`step`](Self::step).
+    /// Undoes a trial and makes no changes, for the reason `why`; `None`: resumes. Returns the same
+    /// as [`step`](Self::step).
     pub fn freeze(&mut self, why: Option<String>, observer: &Observer, now: Duration) -> bool {
         if why.is_none() {
             self.engines.thaw();
@@ -407,7 +409,7 @@ impl Tuner {
         self.follow_mode(observer, now)
     }
 
-    /// Makes no changes while there is a reason, and undoes a trial. Returns whether other
+    /// While there is a reason `why`, makes no changes. Undoes a trial. Returns whether other
     /// [`limits`](Self::limits) must be put in force.
     pub fn hinder(&mut self, why: Option<&'static str>, observer: &Observer, now: Duration) -> bool {
         self.hindrance != why && {
@@ -474,7 +476,7 @@ fn carry_out(action: &Action, pools: &[usize], observer: &Observer, now: Duratio
 fn context(config: &Config) -> String {
     let pool = |pool: &Pool| {
         let backends: Vec<_> = pool.backends.iter().map(|backend| backend.target.endpoint().to_string()).collect();
-        // Pods come and go with new addresses.
+        // Pods come and go, so their addresses are left out.
         let pods = |pods: &Pods| format!("{} {:?} {} {:?}", pods.selector, pods.namespace, pods.port, pods.statefulset);
         let backends = pool.kubernetes.as_ref().map_or(format!("{backends:?}"), pods);
         format!("{} {:?} {backends} {:?}", pool.name, pool.models, pool.slo)

@@ -24,7 +24,7 @@ pub struct TimedEvent {
 pub struct TunerReport {
     /// `off`, `advise`, `approve` or `apply`.
     pub mode: String,
-    /// Why no changes are made: frozen by an operator, or hindered.
+    /// Why the tuner is frozen, or hindered from changes; `None`: it is neither.
     pub frozen: Option<String>,
     /// Groups of pools that serve the same models and are tuned together.
     pub groups: Vec<GroupReport>,
@@ -49,11 +49,11 @@ pub struct GroupReport {
     pub pools: Vec<String>,
     /// The present activity.
     pub doing: String,
-    /// The tuner's conclusion.
+    /// The tuner's last conclusion about the group.
     pub why: String,
     /// Share of the requests that met their objectives in the last judged window, if any.
     pub attainment: Option<f64>,
-    /// The share that should meet them.
+    /// The share of the requests that should meet their objectives.
     pub target: f64,
     /// Limits that differ from the configuration file.
     pub limits: Vec<LimitReport>,
@@ -89,8 +89,8 @@ pub struct ProposalReport {
     pub to: String,
     /// Why it may help.
     pub why: String,
-    /// Whether an operator has approved it. It begins within a second, or when nothing else is on
-    /// trial.
+    /// Whether an operator has approved it. An approved change begins within a second, or as soon
+    /// as nothing else is on trial.
     #[serde(default)]
     pub approved: bool,
 }
@@ -122,7 +122,7 @@ pub struct BlockedReport {
 pub struct EngineTuningReport {
     /// The present activity.
     pub doing: String,
-    /// The conclusion, and why no change is made.
+    /// The last conclusion, and why no change is made.
     pub why: String,
     /// The proposed change.
     pub proposal: Option<ProposalReport>,

@@ -1,6 +1,7 @@
 //! The turns of engines by example, exhaustively in a small world, and over random histories.
 //!
-//! The world knows what the engines do; the turn sees only what each of them shows.
+//! The world has the true states of the engines. The turn sees only the state that each engine
+//! shows.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -101,7 +102,7 @@ impl World {
         both.map(|(name, (hold, waits))| Sharer { name: name as u8, hold: *hold, waits_since: *waits }).collect()
     }
 
-    /// Decides and obeys. An order must be possible and safe.
+    /// Decides and obeys the order, which must be possible and safe.
     fn obey(&mut self) -> Option<Order<u8>> {
         let since = self.turn.since;
         let order = self.turn.decide(&self.sharers(), self.now, STAY);

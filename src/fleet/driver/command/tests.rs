@@ -1,6 +1,6 @@
 //! An operator's commands against a shell.
 //!
-//! Their arguments, their output, and how they fail.
+//! Arguments, output and failures of the commands.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -63,7 +63,7 @@ async fn what_commands_print_is_the_log_that_operators_can_follow() {
     assert_eq!(all.lines, ["pulling", "ready"]);
     assert!(all.note.unwrap().starts_with("short/gpu0 is started by commands, and this is what they print"));
     assert_eq!(driver.log_lines(None, 1).unwrap().lines, ["ready"]);
-    // "half" is shown when the line is complete.
+    // The incomplete line "half" is not shown yet.
     assert_eq!(driver.log_lines(Some(all.next), 10).unwrap().lines, Vec::<String>::new());
     let mut file = driver.open_output().unwrap();
     io::Write::write_all(&mut file, b" a line\n").unwrap();
@@ -135,8 +135,8 @@ async fn a_command_is_not_reaped_by_another_one_that_ends_first() {
         while !up.exists() {
             sleep(Duration::from_millis(5)).await;
         }
-        // The driver sees the command alive, then ended. This thread also runs the call that waits
-        // for the command, so that call is late.
+        // The driver sees the command alive, then ended. The call that waits for the command runs
+        // on this thread, too, so it sees the end later.
         other.reap_daemons();
         std::thread::sleep(Duration::from_millis(600));
         other.reap_daemons();

@@ -1,14 +1,14 @@
 //! The driver of an engine in a pod of a StatefulSet.
 //!
 //! A start applies the flags as arguments of the container ([`set`]). If the pod is still the
-//! stopped one, the start replaces it; the platform starts the new pod. So a stop does nothing to
-//! the pod, which is out of rotation: the platform gives no device to two pods. If the platform
-//! replaced or restarted the pod (a drained node, a crash), the engine has ended: it returns to
-//! rotation like any other, without a second replacement.
+//! stopped one, the start deletes it, and the platform starts the new pod. So a stop does nothing
+//! to the pod, which is out of rotation, because the platform gives no device to two pods. If the
+//! platform replaced or restarted the pod (a drained node, a crash), the engine has ended, and the
+//! new one enters rotation like any other, without a second replacement.
 //!
 //! If another field manager owns the arguments, the gateway yields: it refuses a planned change
-//! before any stop, and lets an engine with other arguments serve, with a [`Driver::remark`]. While
-//! the API server is away, the state is unknown and nothing is changed.
+//! before any stop, and lets an engine with other arguments serve, which a [`Driver::remark`]
+//! shows. While the API server is away, the state is unknown and nothing is changed.
 //!
 //! Bounds: one reading of a pod per [`LOOK`]; a replacement takes the pod's grace period and
 //! [`REPLACED`] at most.
@@ -54,9 +54,10 @@ pub struct PodDriver {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The uid of the pod, and the restarts of the container when it was started or adopted.
+    /// The uid of the pod, and the restarts of the container when the engine was started or
+    /// adopted.
     current: Option<(String, i32)>,
-    /// The running pod that was stopped: the next start replaces it.
+    /// The pod of the stopped engine. It still runs, and the next start replaces it.
     stopped: Option<String>,
     /// The arguments of the pod, as last seen.
     args: Option<Vec<String>>,
@@ -98,7 +99,7 @@ impl PodDriver {
         Set::of(&self.engine).map_err(|error| self.failed(error))
     }
 
-    /// Reads the pod, and records the state for methods that make no call.
+    /// Reads the pod, and records the state for methods that do not call the API server.
     async fn look(&self) -> Result<Option<Pod>, EngineFailure> {
         let pod = self.set()?.pod().await.map_err(|error| self.failed(error))?;
         let mut state = self.state.lock();
@@ -161,11 +162,11 @@ impl PodDriver {
     }
 
     /// Applies the flags. Returns whether they are in force. If another manager owns the arguments,
-    /// or they cannot change yet, a planned change fails; otherwise they stay as they are.
+    /// or they cannot change yet, a planned start fails. Another start leaves them as they are.
     async fn apply(&self, wanted: &[String], is_planned: bool) -> Result<bool, EngineFailure> {
         let set = self.set()?;
-        // The order of pods was checked before the stop. Other calls return to the arguments that
-        // the pod had.
+        // The order of pods was checked before the stop. An unplanned start returns to the
+        // arguments that the pod had.
         let applied = match set.plan(wanted, true).await {
             Ok(plan) => set.apply(&plan, false).await,
             Err(error) => Err(error),
@@ -192,7 +193,7 @@ impl Driver for PodDriver {
         check_values(self.kind, settings)?;
         let (set, wanted) = (self.set()?, settings.words_of(self.kind));
         let own = self.look().await?.and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
-        // After a stop this may be the check of a rollback.
+        // After a stop, this may be the check of a rollback to the arguments before.
         let stays = own.as_ref() == Some(&wanted) || self.state.lock().current.is_none();
         let plan = set.plan(&wanted, stays).await.map_err(|error| self.failed(error))?;
         set.apply(&plan, true).await.map_err(|error| self.failed(error))?;
@@ -208,11 +209,12 @@ impl Driver for PodDriver {
         let own = before.as_ref().and_then(|pod| args_of(pod.spec.as_ref(), &self.engine.container));
         let runs_wanted = own.as_ref() == Some(&wanted);
         let is_planned = stopped.is_some() && stopped == uid;
-        // A pod that does not run these flags is replaced as well: a failed change goes back.
+        // A pod that does not run these flags is replaced as well, because a failed change goes
+        // back.
         let replaces = is_planned || before.is_some() && !runs_wanted;
         let applied = self.apply(&wanted, is_planned).await?;
         let pod = match before {
-            // It is being deleted, and the platform starts the next one.
+            // The platform starts the next pod.
             Some(_) if is_leaving => self.replaced(uid.as_deref()).await?,
             Some(pod) if !(replaces && applied || is_planned) => pod,
             Some(_) => {
@@ -290,8 +292,8 @@ impl Driver for PodDriver {
         }
     }
 
-    /// Until the container is ready, the port counts as free: another pod may respond at the
-    /// address.
+    /// Until the container is ready, the port counts as free, because another pod may respond at
+    /// the address.
     async fn port_owner(&self) -> PortOwner {
         if self.state.lock().ready { PortOwner::Unknown } else { PortOwner::Free }
     }

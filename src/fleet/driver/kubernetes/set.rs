@@ -5,8 +5,9 @@
 //! in a dry run before any stop.
 //!
 //! Pods from the partition on get the arguments of the template, pods below it the previous
-//! arguments of the set. So pods change from the highest number down. A pod that must go back while
-//! higher ones keep new arguments is put below the partition again ([`plan`]).
+//! arguments of the set. So pods change from the highest number down. If a pod must go back to the
+//! old arguments while higher pods keep the new ones, the partition moves above it again
+//! ([`plan`]).
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -32,9 +33,9 @@ pub(super) struct Plan {
     pub(super) partition: i32,
 }
 
-/// The plan for pod `number` to start with `wanted`. `template`, `higher`: arguments of the
-/// template and of higher pods. `stays`: the pod has or returns to `wanted`, so it may be below the
-/// partition.
+/// The plan for pod `number` to start with `wanted`. `template`: the arguments of the template.
+/// `higher`: numbers and arguments of higher pods. `stays`: the pod has `wanted` or returns to it,
+/// so it may be below the partition.
 ///
 /// # Errors
 /// The number of a higher pod, which must change first.
@@ -93,8 +94,8 @@ impl<'d> Set<'d> {
     /// The plan for these arguments.
     ///
     /// # Errors
-    /// The set or container does not exist, the set was scaled below this pod, or other pods must
-    /// change first.
+    /// The set or the container does not exist, the set was scaled below this pod, or other pods
+    /// must change first.
     pub(super) async fn plan(&self, wanted: &[String], stays: bool) -> Result<Plan, CallError> {
         let PodEngine { statefulset, container, namespace, .. } = self.engine;
         let sets: Api<StatefulSet> = api(namespace.as_deref()).await.map_err(CallError::Other)?;
@@ -172,7 +173,7 @@ mod tests {
         let back = Ok(Plan { args: new.clone(), partition: 2 });
         assert_eq!(plan(1, &old, &new, true, &higher), back);
         assert_eq!(plan(1, &old, &new, false, &higher), Err(2));
-        // The highest pod itself: the template goes back.
+        // If the highest pod goes back, so does the template.
         assert_eq!(plan(2, &old, &new, true, &[]), Ok(Plan { args: old, partition: 2 }));
     }
 }

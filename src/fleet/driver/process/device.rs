@@ -6,8 +6,8 @@
 //! readings in a row.
 //!
 //! There is no wait without `nvidia-smi`, or when engines of this gateway share a device. If an
-//! engine's devices are unknown, all are watched; another process may hold memory that stays in
-//! use, so it causes a warning, not a failure.
+//! engine's devices are unknown, all devices are watched. Memory that stays in use then causes a
+//! warning, not a failure, because another process may hold it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use sluice_config::{Gpu, Launch};
 
-/// MiB that a CUDA context or a monitoring tool may take meanwhile.
+/// MiB that a CUDA context or a monitoring tool may have taken since the engine's start.
 const SLACK_MIB: u64 = 256;
 /// MiB of a CUDA context, which an engine takes before it compares the free memory with its share.
 const CONTEXT_MIB: u64 = 768;
@@ -31,7 +31,7 @@ const READ_INTERVAL: Duration = Duration::from_millis(500);
 /// MiB in use, by device index.
 pub(super) type MemoryInUse = BTreeMap<u16, u64>;
 
-/// A pseudo device of every engine, to count engines with unknown devices.
+/// A pseudo device of every engine, to count all engines if devices are unknown.
 const ANY_DEVICE: u16 = u16::MAX;
 
 /// Running engines of this process per device.
@@ -66,8 +66,8 @@ impl Devices {
         Self { program: program.into(), indices }
     }
 
-    /// The devices of an engine: as configured, else from `CUDA_VISIBLE_DEVICES` for the engine,
-    /// else from the gateway's.
+    /// The devices of an engine: as configured, else from the engine's `CUDA_VISIBLE_DEVICES`, else
+    /// from the gateway's.
     pub(super) fn of(launch: &Launch) -> Self {
         let inherited = || std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let visible = launch
@@ -115,7 +115,7 @@ impl Devices {
     /// in use now.
     ///
     /// # Errors
-    /// The device that cannot, or that the memory cannot be read.
+    /// The device that cannot give the memory, or that the memory cannot be read.
     pub(super) async fn check_room(&self, share: f64) -> Result<(), String> {
         let (Some(used), Some(total)) = (self.memory_in_use().await, self.query("memory.total").await) else {
             return Err("nvidia-smi does not show the memory of the devices".to_owned());
@@ -145,7 +145,7 @@ impl Devices {
         (!in_use.is_empty()).then_some(in_use)
     }
 
-    /// Waits until memory is back at `baseline`. `None`: unknown.
+    /// Waits until memory is back at `baseline`. `None`: unknown whether it is.
     ///
     /// # Errors
     /// The last reading, if memory is not back within `limit`.
@@ -186,7 +186,8 @@ fn is_back(now: &MemoryInUse, baseline: &MemoryInUse) -> bool {
     baseline.iter().all(|(index, before)| now.get(index).is_some_and(|used| *used <= before + SLACK_MIB))
 }
 
-/// Parses lines of `0, 1234`, for the devices in `wanted`; all if it is empty.
+/// Parses lines such as `0, 1234` for the devices in `wanted`, or for all devices if `wanted` is
+/// empty.
 fn parse(text: &str, wanted: &[u16]) -> MemoryInUse {
     let lines = text.lines().filter_map(|line| {
         let (index, used) = line.split_once(',')?;

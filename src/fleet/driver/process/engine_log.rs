@@ -1,17 +1,17 @@
-//! An engine's log: a file that the engine writes, the last lines in memory, and the start's
-//! progress.
+//! An engine's log: a file that the engine writes, the last lines in memory, and the progress of
+//! the start.
 //!
 //! Output goes into a file, not a pipe, because a slow or crashed gateway must not block or break a
 //! serving engine. The file is read every [`READ_INTERVAL`].
 //!
 //! A start begins a new `NAME.log`. Up to [`OLD_FILES`] older ones are kept; `NAME.log.1` is the
-//! newest. A file over [`FILE_MAX`] bytes is copied and truncated; the engine appends, so it
-//! continues at the beginning. Output between copy and truncation (microseconds) is lost from the
-//! files. They are for the gateway's user alone, since an engine may print arguments; lines in
-//! memory, which are shown, have secrets masked.
+//! newest. A file over [`FILE_MAX`] bytes is copied and truncated. The engine appends, so it
+//! continues at the beginning of the file. Output between copy and truncation (microseconds) is
+//! lost from the files. Only the gateway's user can read the files, since an engine may print
+//! secrets. Secrets are masked in the lines in memory, which are shown.
 //!
-//! Bounds: [`LINES_MAX`] lines of [`LINE_MAX`] bytes in memory; [`FILE_MAX`] * ([`OLD_FILES`] + 1)
-//! bytes on disk, plus the output between two reads.
+//! Bounds: [`LINES_MAX`] lines of [`LINE_MAX`] bytes in memory, and [`FILE_MAX`] * ([`OLD_FILES`] +
+//! 1) bytes on disk, plus the output between two reads.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -60,7 +60,8 @@ struct ReadState {
     weights: Option<u64>,
 }
 
-/// Before the size of the weights in a line of vLLM: `Model loading took 14.99 GiB memory and ...`.
+/// The words before the size of the weights in a line of vLLM: `Model loading took 14.99 GiB memory
+/// and ...`.
 const WEIGHTS: &str = "Model loading took ";
 
 impl EngineLog {
@@ -98,7 +99,7 @@ impl EngineLog {
 
     /// Continues with the file of a running engine. A short file is read from the beginning,
     /// because the engine may still be starting, and the phase decides the time limits. An engine
-    /// with a long file serves.
+    /// with a long file is taken to serve.
     pub(super) fn resume(&self) {
         let length = self.path.metadata().map_or(0, |file| file.len());
         let long = length > READ_MAX;
@@ -117,7 +118,8 @@ impl EngineLog {
         self.read_new();
     }
 
-    /// Forgets the lines in memory. Numbers continue, so that a reader also sees the next start.
+    /// Forgets the lines in memory. Line numbers continue, so that a reader also sees the next
+    /// start.
     fn restart_reading(&self, read_to: u64) {
         let mut state = self.state.lock();
         let follower = StartFollower::new(self.form);

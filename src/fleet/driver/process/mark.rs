@@ -2,8 +2,8 @@
 //!
 //! `FOLDER#BACKEND#TOKEN.START`: the state folder, the backend, a digest of both by the folder's
 //! random key, and the start time. Only the gateway's user can read the key and the environment. So
-//! neither a process that a forged journal names, nor one that got an engine's id, has the token. A
-//! process must also belong to the gateway's user ([`carries`]).
+//! neither a process that a forged journal names, nor one with the id of an ended engine, has the
+//! token. A process must also belong to the gateway's user ([`carries`]).
 //!
 //! Marks of an earlier version have no token. The gateway takes over an engine with such a mark
 //! only if mark, process id and start time are exactly as in the journal.
@@ -17,7 +17,7 @@ use super::table::{self, Membership, ProcessEntry, ProcessId};
 use crate::state_folder;
 use sluice_config::owner::own_user;
 
-/// The user that may act for all others.
+/// The id of root, which may act for all other users.
 const ROOT: u32 = 0;
 
 /// Identifies an engine's processes over time.
@@ -30,8 +30,8 @@ pub(super) struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// The features that the engine's processes share. `known`: processes found to belong to it
-    /// earlier.
+    /// The features that the engine's processes share. `known`: processes that were found to belong
+    /// to the engine earlier.
     pub(super) fn membership<'a>(&'a self, known: &'a HashSet<ProcessId>) -> Membership<'a> {
         Membership { leader: self.leader, started: self.started, mark: &self.mark, known }
     }
@@ -110,10 +110,10 @@ impl Marks {
     }
 }
 
-/// Whether the described processes are an engine of this user: one of them, not older than the
-/// engine, carries its mark. For a gateway of root, the leader may have changed user. Otherwise a
-/// process of another user does not count, whatever mark it carries. The session and group of the
-/// gateway itself are never an engine.
+/// Whether `table` has this user's engine of this identity: a process, not older than the engine,
+/// carries the engine's mark. For a gateway of root, the leader may have changed user. Otherwise a
+/// process of another user never counts, even with the mark. The session and group of the gateway
+/// itself are never an engine.
 pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> bool {
     let own = table.iter().find(|entry| entry.pid == table::own_pid());
     let is_own = |id: i32| own.is_some_and(|own| [own.pid, own.group, own.session].contains(&id));
@@ -137,7 +137,7 @@ pub(super) fn carries(table: &[ProcessEntry], identity: &ProcessIdentity) -> boo
     match table.iter().find(|entry| entry.pid == identity.leader && entry.is_alive()) {
         // A leader that lost the environment is identified by the processes that it leads.
         Some(leader) if is_leader(leader) => carriers.iter().any(leads),
-        // The leader is gone, or the id was reused: processes with the mark are the rest of the
+        // The leader is gone, or the id was reused. Processes with the mark are the rest of the
         // engine.
         Some(_) | None => !carriers.is_empty(),
     }
@@ -160,7 +160,7 @@ mod tests {
         for forged in ["", "x", "#p/a#", &format!("{}#p/a#{}.1", one.path().display(), "0".repeat(16))] {
             assert!(!marks.may_be_recorded(forged), "{forged}");
         }
-        // Another key, as in a copy of the folder without the key.
+        // Another key makes the mark invalid, as in a copy of the folder without the key.
         std::fs::write(one.path().join("key"), [7; 32]).unwrap();
         assert!(!marks.may_be_recorded(&mark));
     }

@@ -5,10 +5,10 @@
 //! identity and mark. Without the mark no process is taken over or ended, whatever the journal says
 //! (`mark.rs`).
 //!
-//! The gateway reaps orphans: an engine process whose parent was killed becomes a child of the
-//! gateway, and can be waited for. The leader is waited for, but not reaped before
-//! [`Driver::stop`]: while it is a zombie, the process id is not reused, so a signal to the group
-//! cannot hit another process. So a stop must follow every end.
+//! The gateway reaps orphans. An engine process whose parent was killed becomes a child of the
+//! gateway, which can wait for it. The leader is not reaped before [`Driver::stop`]. While the
+//! leader is a zombie, the process id is not reused, so a signal to the group cannot hit another
+//! process. So a stop must follow every end.
 
 mod device;
 mod engine_log;
@@ -44,7 +44,7 @@ use sluice_core::engines::EngineKind;
 use sluice_core::vllm::failure::{Exit, FailureClass, diagnose_by};
 use table::ProcessEntry;
 
-/// Ends the name of the log of a second engine.
+/// The end of the name of a second engine's log.
 const SECOND: &str = ".second";
 
 /// Whether a process runs that a gateway with this state `folder` started for the backend `name`.
@@ -120,7 +120,8 @@ impl ProcessDriver {
     /// Waits until the memory of the devices is back at the value before the start.
     ///
     /// # Errors
-    /// The memory is not back, for the first time, on devices known to be the engine's.
+    /// The memory is not back on devices known to be the engine's, and no earlier stop reported
+    /// this.
     async fn wait_for_memory(
         &self,
         monitor: &Monitor,

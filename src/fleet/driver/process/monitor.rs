@@ -32,7 +32,7 @@ pub(super) struct Monitor {
     pub(super) identity: ProcessIdentity,
     /// Memory in use before the start.
     pub(super) baseline: Option<MemoryInUse>,
-    /// Whether a stop failed because of the memory. That was reported, so the next stop does not
+    /// Whether a stop failed and reported that memory was not free, so that the next stop does not
     /// wait.
     pub(super) memory_reported: AtomicBool,
     shared: Arc<Shared>,
@@ -145,7 +145,8 @@ impl Monitor {
         }
     }
 
-    /// The identity of the engine, on this port, after a restart of the gateway.
+    /// The identity by which the gateway finds the engine, which listens on `port`, after a
+    /// restart.
     pub(super) fn engine_identity(&self, port: u16) -> EngineIdentity {
         let ProcessIdentity { leader, started, boot, mark } = self.identity.clone();
         let baseline = self.baseline.as_ref();

@@ -2,8 +2,8 @@
 //!
 //! Unsafe code is forbidden in this project, so none of our code can run between fork and exec. So
 //! util-linux's `setsid` makes the session. It replaces itself by the engine. It forks before that
-//! only if it leads a process group. A new child leads none, so the child's process id is the
-//! engine's.
+//! only if it leads a process group. A new child leads no group, so the process id of the child is
+//! also the engine's.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use nix::sys::prctl;
 use super::table::MARK;
 use crate::launch::{LaunchPlan, find_program};
 
-/// Makes this process the parent of descendants whose parent ended. Once is enough.
+/// Makes this process the parent of descendants whose parent ended. Later calls do nothing.
 fn become_subreaper() {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {

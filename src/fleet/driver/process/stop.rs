@@ -1,12 +1,12 @@
 //! Ends all processes of an engine.
 //!
-//! 1. SIGTERM to the leader, which ends the child processes in order: with `--shutdown-timeout`
-//!    requests can finish, which a signal to the whole group would interrupt. Then SIGTERM to
+//! 1. SIGTERM to the leader, which ends the child processes in order. With `--shutdown-timeout`,
+//!    requests can finish; a signal to the whole group would interrupt them. Then SIGTERM to
 //!    processes that outlive the leader.
 //! 2. After the grace period, SIGKILL to the group and every process, repeatedly, since new ones
 //!    may have been started.
-//! 3. Wait until the port is free, or a known process has it: otherwise a start could find it taken
-//!    while the kernel closes the engine's socket.
+//! 3. Wait until the port is free, or a known process has it. Without this wait, a start could find
+//!    the port taken while the kernel closes the engine's socket.
 //! 4. Reap the leader. Until then the process and session ids cannot be reused.
 //!
 //! A process is signalled by id right after the start time was read. If the id were reused within
@@ -29,7 +29,7 @@ const SCAN_INTERVAL: Duration = Duration::from_millis(25);
 /// Ends all processes of an engine that was started on `port`.
 ///
 /// # Errors
-/// [`FailureClass::WontDie`] if some are left; a second stop tries again.
+/// [`FailureClass::WontDie`] if processes are left. A second stop tries again.
 pub(super) async fn stop_processes(monitor: &Monitor, port: u16, rules: StopRules) -> Result<Stopped, EngineFailure> {
     let orphans = terminate(monitor, rules.grace).await;
     let forced = kill_remaining(monitor, rules.kill).await?;
@@ -50,8 +50,8 @@ async fn terminate(monitor: &Monitor, grace: Duration) -> u32 {
     let mut left = members(monitor).await;
     while !left.is_empty() && Instant::now() < deadline {
         if orphans.is_none() && monitor.exit().is_some() {
-            // The list may be older than the exit, and still contain the leader and the last
-            // children.
+            // The list of processes may be older than the exit, and still contain the leader and
+            // the last children.
             left = members(monitor).await;
             orphans = Some(u32::try_from(left.len()).unwrap_or(u32::MAX));
             left.iter().for_each(|entry| signal(entry, Signal::SIGTERM));
@@ -62,7 +62,7 @@ async fn terminate(monitor: &Monitor, grace: Duration) -> u32 {
     orphans.unwrap_or_default()
 }
 
-/// Sends SIGKILL to remaining processes until all are gone. Returns whether there were any.
+/// Sends SIGKILL to remaining processes until all are gone. Returns whether any were left.
 async fn kill_remaining(monitor: &Monitor, limit: Duration) -> Result<bool, EngineFailure> {
     let leader = monitor.identity.leader;
     let deadline = Instant::now() + limit;
@@ -98,7 +98,8 @@ async fn wait_for_port(port: u16, limit: Duration) {
 
 /// The living members. A scan reads one file per process of the system.
 async fn members(monitor: &Monitor) -> Vec<ProcessEntry> {
-    // A few milliseconds on most hosts; other threads of the runtime serve requests meanwhile.
+    // The scan takes a few milliseconds on most hosts. Other threads of the runtime serve requests
+    // meanwhile.
     tokio::task::yield_now().await;
     monitor.members()
 }
@@ -106,7 +107,8 @@ async fn members(monitor: &Monitor) -> Vec<ProcessEntry> {
 /// Signals a process if it is still the same.
 fn signal(entry: &ProcessEntry, signal: Signal) {
     if ProcessEntry::read(entry.pid).is_some_and(|now| now.started == entry.started && now.is_alive()) {
-        // On an error it is gone, or we may not signal it; the next scan shows that.
+        // An error means that the process is gone, or that we may not signal it. The next scan
+        // shows that.
         let _ = kill(Pid::from_raw(entry.pid), signal);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) const MARK: &str = "SLUICE_ENGINE";
 /// Longest chain of parents that is followed.
 const DEPTH_MAX: usize = 64;
 
-/// For messages: the holder of a socket that no readable process has.
+/// In messages, the holder of a socket that no readable process has.
 const HIDDEN_HOLDER: &str = "a process that is ending or belongs to another user";
 
 /// A process id, and the start time in clock ticks since boot.
@@ -70,9 +70,9 @@ impl ProcessEntry {
         Some(Process::new(pid).ok()?.stat().ok()?.into())
     }
 
-    /// Whether the process runs. `Z` is the state of the first thread. When that has ended,
-    /// descriptors cannot be read, but other threads keep memory and sockets. After SIGKILL this
-    /// lasts until the last thread has freed the memory.
+    /// Whether the process runs. `Z` is the state of the first thread. If that thread has ended,
+    /// descriptors cannot be read, but other threads keep memory and sockets. After SIGKILL, this
+    /// state lasts until the last thread has freed the memory.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
@@ -127,8 +127,8 @@ pub(crate) struct Membership<'a> {
 /// The processes of an engine in `table`, including ended ones, but never this process.
 ///
 /// The system does not reuse the id of a session or group that has processes. So the session counts
-/// while it contains the leader or another known process of the engine. Otherwise all had ended
-/// before, and another session may have the id.
+/// while it contains the leader or another known process of the engine. Otherwise the engine had
+/// ended, and another session may have the id.
 pub(crate) fn members(table: &[ProcessEntry], engine: &Membership<'_>) -> Vec<ProcessEntry> {
     let own = own_pid();
     let mut found: HashSet<i32> = HashSet::new();
@@ -175,7 +175,7 @@ fn listening_sockets(port: u16) -> Option<HashSet<u64>> {
 
 /// The sockets in one table that listen on `port`. The kernel writes the table in pieces while
 /// sockets come and go, so invalid lines are skipped. It lists listening sockets first. The rest is
-/// not read: with thousands of connections, writing it takes the kernel milliseconds.
+/// not read, because with thousands of connections the kernel takes milliseconds to write it.
 fn listening_in(table: impl BufRead, port: u16) -> impl Iterator<Item = u64> {
     const LISTEN: &str = "0A";
     let read = |line: std::io::Result<String>| {
@@ -287,7 +287,7 @@ mod tests {
             entry(9_000_006, 1, 9_000_006, 90),
         ];
         assert_eq!(found(&table, &[(remembered, 80)]), [grandchild, leader, by_session, child, remembered]);
-        // The id was reused: a later start.
+        // The remembered id was reused by a process that started later.
         assert_eq!(found(&table, &[(remembered, 79)]), [grandchild, leader, by_session, child]);
     }
 

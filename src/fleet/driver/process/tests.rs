@@ -1,6 +1,6 @@
 //! Engines that behave badly, as shell scripts.
 //!
-//! Every started engine can be found, stopped and diagnosed.
+//! The driver must find, stop and diagnose every engine that it started.
 
 use std::fs;
 use std::net::TcpListener;
@@ -22,7 +22,7 @@ use ports::free_port;
 use sluice_config::ArgValue;
 use sluice_core::vllm::failure::Retryable;
 
-/// Enough for a loaded machine; only a failing test waits that long.
+/// Long enough for a loaded machine; only a failing test waits that long.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 struct Rig {
@@ -31,7 +31,8 @@ struct Rig {
     _cleanup: KillOnDrop,
 }
 
-/// Kills processes that a failed test left: their marks begin with the test's folder.
+/// Kills processes that a failed test left, which are found because their marks begin with the
+/// test's folder.
 struct KillOnDrop(PathBuf);
 
 impl Drop for KillOnDrop {
@@ -183,7 +184,7 @@ async fn a_stop_waits_until_a_port_that_no_process_shows_is_free() {
     let rig = Rig::new(&format!("echo $$ >$DIR/pid\n{SERVE}"));
     let (pid, port) = (rig.start().await, rig.driver.launch.port);
     rig.number("pid").await;
-    // Keeps the port a moment longer than the engine lives.
+    // This process keeps the port a moment longer than the engine lives.
     let then =
         format!("while ') Z ' not in open('/proc/{pid}/stat').read(): time.sleep(0.01)\ntime.sleep(0.3)\nos._exit(0)");
     let mut hidden = Command::new("python3").args(["-c", HALF_ENDED, &port.to_string(), &then]).spawn().unwrap();
@@ -195,8 +196,8 @@ async fn a_stop_waits_until_a_port_that_no_process_shows_is_free() {
 
 #[tokio::test]
 async fn children_that_outlive_a_killed_leader_are_stopped_and_an_unrelated_process_of_the_same_name_is_not() {
-    // One child in the session, one in a separate session, and one there that also dropped the
-    // environment.
+    // One child is in the session, one in a separate session, and one in a separate session without
+    // the environment.
     let rig = Rig::new(
         "sh -c 'echo $$ >$DIR/near; exec sleep 600' & setsid sh -c 'echo $$ >$DIR/far; exec sleep 600' &\n\
          setsid env -i DIR=$DIR sh -c 'echo $$ >$DIR/bare; exec sleep 600' &\nwait"
@@ -347,7 +348,7 @@ async fn a_forged_journal_neither_adopts_nor_ends_a_process_that_does_not_carry_
     for forged in [&mark, "", "x", &format!("{}/state#short/gpu0#1", rig.folder.path().display())] {
         assert!(!second.adopt(&plain.identity(forged).await).await.unwrap(), "{forged}");
     }
-    // A mark of the right form, without the folder's token.
+    // This mark has the right form, but not the folder's token.
     let guessed = format!("{}/state#short/gpu0#{}.1", rig.folder.path().display(), "0".repeat(16));
     let marked = Foreign::start(Some(&guessed));
     assert!(!second.adopt(&marked.identity(&guessed).await).await.unwrap());
@@ -454,7 +455,8 @@ async fn memory_on_unknown_devices_fails_no_stop() {
     rig.start().await;
     fs::write(&used, "79, 90000\n").unwrap();
     let back = rig.driver.stop(rules(DEADLINE)).await.unwrap().memory_back;
-    // If devices are unknown, engines of other tests count, so the result may be unknown.
+    // The engine's devices are unknown, so engines of other tests count, and the result may be
+    // unknown.
     assert_ne!(back, Some(true));
     assert_eq!(rig.driver.status().await, EngineStatus::Absent);
 }

@@ -36,13 +36,13 @@ pub enum RestartBlocked {
         /// Why it cannot be stopped.
         why: String,
     },
-    /// Another engine, now configured elsewhere, still runs there.
+    /// Another engine, which is now configured elsewhere, still runs in this place.
     #[error("{0} has to move first")]
     MustMove(String),
 }
 
 impl RestartBlocked {
-    /// Whether both name the same reason; only counts may differ.
+    /// Whether both name the same reason. Counts may differ.
     pub fn is_same_reason(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Irreplaceable(Irreplaceable::NoRoom { .. }), Self::Irreplaceable(Irreplaceable::NoRoom { .. }))

@@ -35,7 +35,7 @@ pub(crate) struct ChangeRequest<S> {
     pub cut: bool,
     /// Continue even if no other backend can serve the engine's models.
     pub hold: bool,
-    /// Keep the old engine asleep, if both fit.
+    /// Keep the old engine asleep for this long, if both engines fit.
     pub keep: Option<Keep>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct ChangeRequest<S> {
 pub(crate) struct Change<S> {
     /// Number of the change; grows.
     pub id: u64,
-    /// The settings before.
+    /// The settings before the change.
     pub from: S,
     /// The new settings.
     pub to: S,
@@ -69,9 +69,9 @@ pub enum Outcome {
     Aborted(String),
     /// The new settings did not work; the old ones are back.
     RolledBack(String),
-    /// Neither worked so far; the good settings are retried, as after a crash.
+    /// Neither new nor old settings worked so far. The good settings are retried, as after a crash.
     Failed(String),
-    /// Neither worked; an operator must find the cause.
+    /// Neither worked, and no retry is left. An operator must find the cause.
     Held(String),
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct TakenBack<S> {
 /// Why a command is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeRefused {
-    /// It does not fit the present step.
+    /// The command does not fit the present step.
     #[error(transparent)]
     Blocked(#[from] RestartBlocked),
     /// The engine left the configuration, or the gateway stops.

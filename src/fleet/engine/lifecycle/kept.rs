@@ -4,7 +4,7 @@
 //! The change puts the drained engine to sleep, and starts another one next to it. Where the next
 //! start would bring up the old settings, the old engine wakes: after a failed start, a crash
 //! before the new settings have settled, or a change back. A wake that fails becomes a start. At
-//! most one engine is kept: a second change, before the first has settled, keeps no other.
+//! most one engine is kept, so a second change before the first has settled keeps no other.
 
 use super::change::{Keep, Kept};
 use super::{AfterStop, Lifecycle, Step};
@@ -16,7 +16,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         change.is_some() && self.kept.is_none() && !self.leaving && !self.resting
     }
 
-    /// The old engine sleeps: the new settings are started.
+    /// Notes that the old engine sleeps, and begins the start of the new settings.
     pub(super) fn kept_old(&mut self) {
         let Some(change) = &self.change else { return };
         let keep = change.keep.unwrap_or(Keep::Settling);
@@ -30,7 +30,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         self.step = if returns { Step::Wake } else { Step::Start };
     }
 
-    /// The engine is awake, and warm.
+    /// Notes that the engine is awake. It is warm.
     pub(super) fn woken(&mut self) {
         match self.kept.take() {
             Some(_) => (self.step, self.adopted) = (Step::Adapters, true),
@@ -38,25 +38,25 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
     }
 
-    /// The kept engine did not wake. It is stopped, and another one is started.
+    /// After the kept engine did not wake, stops it and starts another one.
     pub(super) fn did_not_wake(&mut self, why: String) {
         (self.kept, self.why) = (None, Some(why));
         self.stop_then(AfterStop::Start);
     }
 
-    /// Whether an engine that sleeps next to this one is needed no more.
+    /// Whether no sleeping engine is needed next to this one any more.
     pub(crate) fn is_done_with_kept(&self) -> bool {
         self.kept.as_ref().is_none_or(|kept| kept.keep == Keep::Settling && self.is_settled())
     }
 
-    /// The tuner has ended the change.
+    /// Notes that the tuner has ended the change.
     pub(crate) fn end_trial(&mut self) {
         let change = self.change.as_mut().and_then(|change| change.keep.as_mut());
         let kept = self.kept.as_mut().map(|kept| &mut kept.keep);
         change.into_iter().chain(kept).for_each(|keep| *keep = Keep::Settling);
     }
 
-    /// The engine that slept next to this one is gone, or is being stopped.
+    /// Notes that the engine that slept next to this one is gone, or is being stopped.
     pub(crate) fn forget_kept(&mut self) {
         self.kept = None;
     }

@@ -17,11 +17,11 @@
 //! Each step has one effect (`engine::effects`); then [`Lifecycle::on`] decides the next step.
 //! - An engine starts only after a confirmed stop: never two of one backend or on one device,
 //!   except for one that is kept asleep ([`kept`]).
-//! - A planned change stops an engine when it is drained and others serve the models (not with
-//!   `hold`). If the drain takes too long, the change is given up (not with `cut`).
+//! - A planned change stops an engine when it is drained and, except with `hold`, other backends
+//!   serve the models. If the drain takes too long, the change is given up, except with `cut`.
 //! - Settings are `good` once they served for the settling time. A failed change returns to the
-//!   settings before the change, a crash before the settling time to the good settings.
-//! - A rest stops an engine when it is drained; if that takes too long, it serves on.
+//!   settings before the change. A crash before the settling time returns to the good settings.
+//! - A rest stops an engine when it is drained. If the drain takes too long, the engine serves on.
 //! - Unplanned restarts: [`RestartRules::restarts`] per [`RestartRules::window_ms`], each after
 //!   twice the last wait. Then `Hold`, until an operator enables the engine or the settings change.
 
@@ -48,7 +48,7 @@ pub use step::Step;
 pub(crate) struct StepFailure {
     /// The cause, and the remedy.
     pub why: String,
-    /// Whether the same settings would fail again, so they are not retried.
+    /// Whether the same settings would fail again, so that they are not retried.
     pub permanent: bool,
 }
 
@@ -108,10 +108,10 @@ pub(crate) struct Lifecycle<S> {
     pub taken_back: Option<TakenBack<S>>,
     /// Whether the engine must end in `Off`.
     pub leaving: bool,
-    /// Whether autoscaling wants it to end in `Idle`.
+    /// Whether the engine must end in `Idle` or `Asleep`, because it is not wanted now.
     #[serde(default)]
     pub resting: bool,
-    /// Whether it sleeps while it rests, instead of being stopped.
+    /// Whether the engine sleeps while it rests, instead of being stopped.
     #[serde(default)]
     sleeps: bool,
     /// The engine that sleeps next to the present one.
@@ -123,13 +123,14 @@ pub(crate) struct Lifecycle<S> {
     /// Times of unplanned restarts, oldest first; at most one more than the budget.
     restarts: Vec<u64>,
     attempts: u32,
-    /// The settings came from a new configuration at a start, not from the last change.
+    /// Whether the settings came from a new configuration at a start, not from the last change.
     #[serde(default)]
     reconfigured: bool,
-    /// The engine was taken over from an earlier gateway, so it is warm.
+    /// Whether the running engine was taken over from an earlier gateway or woke, so that it is
+    /// warm.
     #[serde(skip)]
     pub adopted: bool,
-    /// The engine serves out of rotation, because another one is about to replace it.
+    /// Whether the engine is out of rotation, because another one is about to replace it.
     #[serde(skip)]
     pub withdrawn: bool,
     /// Why the configuration in force is not applied yet.
@@ -235,7 +236,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             (Step::Drain, Event::Done) if self.keeps_old() => self.step = Step::Sleep,
             (Step::Drain, Event::Done | Event::EngineLost(_)) => self.drained(),
             (Step::Sleep, Event::Done) if self.change.is_some() => self.kept_old(),
-            // As without `keep`.
+            // An old engine that cannot sleep is stopped, as without `keep`.
             (Step::Sleep, Event::Failed(_) | Event::EngineLost(_)) if self.change.is_some() => self.drained(),
             (Step::Sleep, Event::Done) => self.step = if self.resting { Step::Asleep } else { Step::Wake },
             // An engine that cannot sleep is stopped, and so is one that slept too long, to free
@@ -250,7 +251,8 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 self.did_not_wake(failure.why);
             }
             (Step::Drain, Event::Failed(failure)) => {
-                // Without a replacement, cutting requests does not help: the change is given up.
+                // If no other backend serves the models, cutting requests does not help, and the
+                // change is given up.
                 let cut = self.change.as_ref().is_some_and(|change| change.cut) && !failure.permanent;
                 if self.leaving || cut {
                     self.drained();
@@ -261,7 +263,6 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             (Step::Stop, Event::Done | Event::EngineLost(_)) if self.leaving => self.step = Step::Off,
             (Step::Stop, Event::Done) => self.stopped(),
-            // The stop continues.
             (Step::Stop, Event::EngineLost(_)) => {}
             (Step::Stop, Event::Failed(failure)) => self.stop_trying(failure.why),
             (Step::Backoff, Event::Done) => self.bring_up(),
@@ -323,17 +324,17 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         is_new
     }
 
-    /// The configuration was applied, or is given up.
+    /// Notes that the configuration was applied, or is given up.
     pub(crate) fn unblock(&mut self) {
         self.blocked = None;
     }
 
-    /// After a failed stop, the engine is now known to be gone.
+    /// Notes that the engine is gone, after a failed stop.
     pub(crate) fn confirm_stopped(&mut self) {
         (self.step, self.leaving) = (Step::Off, true);
     }
 
-    /// Another attempt to stop the engine failed.
+    /// Notes that another attempt to stop the engine failed.
     pub(crate) fn stop_failed(&mut self, why: String) {
         self.why = Some(why);
     }
@@ -344,7 +345,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     }
 
     /// The cordon when the step begins; `None`: unchanged. A ramp opens the backend together with a
-    /// limit on slots. When an engine is shut down, the backend may already have another engine.
+    /// limit on slots. The backend of an engine that is shut down may already have another engine.
     pub(crate) fn cordon(&self) -> Option<Cordon> {
         if self.leaving {
             return None;
@@ -378,7 +379,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 self.step = Step::Idle;
                 self.end_change();
             }
-            // `Idle` without `resting`: an earlier stop had failed.
+            // `Idle` without `resting` comes after an earlier stop that had failed.
             AfterStop::Start | AfterStop::Idle => self.bring_up(),
             AfterStop::Backoff => self.step = Step::Backoff,
             AfterStop::Hold => {

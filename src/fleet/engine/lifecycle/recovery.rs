@@ -1,7 +1,7 @@
 //! How a life cycle continues from the record and the process that an earlier gateway left.
 //!
-//! A change that had not reached the stop touched nothing and is given up; a later one is
-//! completed. An engine that rested because autoscaling wanted fewer stays stopped.
+//! A change that had not reached the stop has touched nothing, and is given up. A change beyond
+//! that is completed. An engine that rested because autoscaling wanted fewer stays stopped.
 
 use super::{AfterStop, Lifecycle, Outcome, Step};
 
@@ -9,9 +9,9 @@ use super::{AfterStop, Lifecycle, Outcome, Step};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Difference {
     None,
-    /// Flags only: the engine continues, and gets the new flags by a planned change.
+    /// Only flags differ. The engine continues, and gets the new flags by a planned change.
     Flags,
-    /// Program, port, devices or environment: another engine.
+    /// Program, port, devices or environment differ, so it is another engine.
     Program,
 }
 
@@ -19,9 +19,9 @@ pub(crate) enum Difference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Survivor {
     None,
-    /// It may continue (`fleet.on_start = "adopt"`).
+    /// An engine runs and may continue (`fleet.on_start = "adopt"`).
     Adoptable,
-    /// It must be stopped first (`fleet.on_start = "stop"`).
+    /// An engine runs and must be stopped first (`fleet.on_start = "stop"`).
     ToStop,
 }
 
@@ -42,10 +42,11 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         let recovery = match previous {
             None => {
                 match survivor {
-                    // An unknown engine may run, and a needless stop is harmless.
+                    // An engine may run that was not found, and a needless stop is harmless.
                     Survivor::None => self.stop_then(self.after_stop()),
                     Survivor::Adoptable => self.step = Step::Adopt,
-                    // It may have requests: it was in rotation until now, or has other clients.
+                    // The engine may have requests, because it was in rotation until now, or has
+                    // other clients.
                     Survivor::ToStop => self.step = Step::Drain,
                 }
                 self.resting &= survivor == Survivor::None;
@@ -66,7 +67,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
                 Recovery::Reconfigured
             }
         };
-        // These describe the running engine, not the recorded one.
+        // These fields describe the running engine, not the recorded one.
         (self.adopted, self.withdrawn, self.blocked) = (self.step == Step::Adopt, false, None);
         recovery
     }
@@ -79,14 +80,14 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         }
         match before {
             Step::Hold => {}
-            // It was shut down on request, so it starts as if new, unless it rested.
+            // The engine was shut down on request, so it starts as if new, unless it rested.
             Step::Off => {
                 self.reset_budget();
                 self.stop_then(self.after_stop());
             }
             // The stop may be incomplete; repeating it is harmless.
             Step::Stop | Step::Backoff => self.step = Step::Stop,
-            // The engine is asked whether it sleeps.
+            // The step asks the engine whether it sleeps already.
             Step::Sleep | Step::Asleep if survivor == Survivor::Adoptable && self.resting => self.step = Step::Sleep,
             Step::Sleep | Step::Wake if survivor == Survivor::Adoptable && self.kept.is_none() => {
                 self.step = Step::Wake

@@ -1,5 +1,5 @@
 //! Rest: an engine that is not wanted is stopped or sleeps, until it is wanted again. Autoscaling
-//! decides, or the turn of the engines that share a device.
+//! decides which engines are wanted, or for engines that share a device, their turns.
 //!
 //! No request is lost: the engine leaves the rotation and is drained before the stop. If it is
 //! wanted during the drain, it returns to rotation at once.
@@ -11,15 +11,15 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
     /// not serve yet is stopped at once.
     ///
     /// # Errors
-    /// It is being changed, stopped or taken over, or waits for an operator. Nothing has changed
-    /// then.
+    /// The engine is being changed, stopped or taken over, or waits for an operator. Nothing has
+    /// changed then.
     pub(crate) fn rest(&mut self, sleeps: bool) -> Result<(), ChangeRefused> {
         if self.leaving {
             return Err(ChangeRefused::ShuttingDown);
         }
         match self.step {
             Step::Idle | Step::Asleep => return Ok(()),
-            // It was wanted for a moment.
+            // The engine was wanted for a moment, and goes on falling asleep.
             Step::Sleep if self.change.is_none() => {
                 self.resting = true;
                 return Ok(());
@@ -34,7 +34,7 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
             }
             busy => return Err(RestartBlocked::Busy(busy).into()),
         }
-        // A stop also ends an engine that is kept.
+        // Next to a kept engine it does not sleep; a stop ends both.
         (self.resting, self.sleeps, self.why) = (true, sleeps && self.kept.is_none(), None);
         Ok(())
     }
@@ -48,13 +48,13 @@ impl<S: Clone + PartialEq> Lifecycle<S> {
         match self.step {
             Step::Drain => self.step = Step::Serve,
             Step::Asleep => self.step = Step::Wake,
-            // An engine found next to the record is stopped first.
+            // An engine that runs against the record is stopped first.
             Step::Idle | Step::Stop => self.stop_then(AfterStop::Start),
             _ => {}
         }
     }
 
-    /// Makes a new engine rest, unless it is found to run: the pool may have enough engines.
+    /// Makes a new engine rest unless it is found to run, because the pool may have enough engines.
     pub(crate) fn begin_at_rest(&mut self) {
         self.resting = true;
     }

@@ -13,9 +13,9 @@ sluice_core::labels! {
         /// The gateway looks for an engine of an earlier gateway. Never in the journal: nothing is
         /// known yet.
         Recover = "recover",
-        /// Nothing runs, and nothing should.
+        /// No process runs, and none should.
         Off = "off",
-        /// Nothing runs, because autoscaling wants fewer engines. Starts when more are wanted.
+        /// No process runs, because the engine is not wanted now. It starts when it is wanted.
         Idle = "idle",
         /// An engine of an earlier gateway is taken over and must become ready.
         Adopt = "adopt",

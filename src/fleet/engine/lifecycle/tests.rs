@@ -1,6 +1,6 @@
 //! The life cycle by example, and exhaustively next to a model of the processes.
 //!
-//! The examples here are about starts, changes and crashes; the folder has the others.
+//! The examples here are about starts, changes and crashes; the folder `tests` has the other tests.
 
 mod exhaustive;
 mod kept;
@@ -109,7 +109,7 @@ fn a_change_after_which_nothing_comes_up_ends_and_the_good_settings_are_tried_ag
     for to in [0, 5] {
         let mut life = serving();
         life.change(request(1, to, false)).unwrap();
-        // Drained and stopped; then two starts fail.
+        // The engine is drained and stopped. Then two starts fail.
         (0..2).for_each(|_| life.on(Event::Done, &RULES, 0));
         for _ in 0..2 {
             life.on(failed(), &RULES, 0);

@@ -1,6 +1,6 @@
 //! The limits of clients by example; the rule of shares is tested in `shares`.
 //!
-//! Other tests of `proxy` use the helpers, too.
+//! Other tests of `proxy` also use the helpers.
 
 use std::path::Path;
 use std::time::Duration;
@@ -133,7 +133,7 @@ async fn a_handshake_always_finds_a_place_who_stops_in_one() {
         let connection = limits.connected(address, &server).unwrap();
         connection.handshake()
     };
-    // One address, and then thousands.
+    // First one address takes places, then thousands do.
     let mut held: Vec<Holding> = (0..1_400).map(|_| places(address("10.0.0.1")).unwrap()).collect();
     for number in 0..5_000_u32 {
         let place = places(IpAddr::from((number + 1_000_000).to_be_bytes()));

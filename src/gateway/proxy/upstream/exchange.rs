@@ -2,12 +2,12 @@
 //!
 //! Nearly every request fits into the socket buffer at once. Otherwise the connection is read while
 //! the rest is sent, because an engine may respond before it has read the whole body (401, 413) and
-//! then close or stop reading. After an error response the rest is not sent (RFC 9112, 9.5); after
-//! a success it is. A connection with an incomplete request is not reused. If the backend accepts
-//! no byte for `timeouts.send`, the attempt fails.
+//! then close or stop reading. After an error response the rest of the request is not sent (RFC
+//! 9112, 9.5). After a success it is. A connection with an incomplete request is not reused. If the
+//! backend accepts no byte for `timeouts.send`, the attempt fails.
 //!
-//! A read takes all bytes that have arrived and waits for no more. The read buffer adapts to the
-//! last read, so that 5,000 streams that wait for tokens use little memory.
+//! A read takes all bytes that have arrived, and does not wait for more. The read buffer adapts to
+//! the last read, so that 5,000 streams that wait for tokens use little memory.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -40,9 +40,9 @@ const COALESCE_MAX: usize = 256 << 10;
 
 enum Sending {
     Done,
-    /// Partly; the rest will be sent.
+    /// Sent in part; the rest will be sent.
     Rest(Box<Outgoing>),
-    /// Partly, and the rest will not be sent.
+    /// Sent in part; the rest will not be sent.
     BrokenOff,
 }
 
@@ -50,7 +50,7 @@ enum SendEvent {
     Sent(Sending),
     /// Bytes of a response; 0 at the end of the connection.
     Read(std::io::Result<usize>),
-    /// The pause between accepted bytes may be too long.
+    /// The time since the engine last accepted bytes may be too long.
     Timer,
 }
 
@@ -67,7 +67,7 @@ pub struct EngineExchange {
     gunzip: Option<Box<Gunzip>>,
     keepalive: bool,
     interim: u32,
-    /// The error is returned after the bytes that were read before.
+    /// An error that is returned only after the bytes that were read before it.
     ended: Option<ExchangeError>,
 }
 
@@ -88,8 +88,8 @@ impl EngineExchange {
         }
     }
 
-    /// Sends the request until it is complete or the engine responds: it may have responded before
-    /// the connection failed.
+    /// Sends the request until it is complete or the engine responds. A failed write is no error
+    /// here, because the engine may have responded before.
     pub(super) async fn write(
         &mut self,
         to: &Address,
@@ -137,7 +137,7 @@ impl EngineExchange {
                     self.sending = Sending::Rest(outgoing);
                     return Ok(());
                 }
-                // `head` decides what this means: the connection may be stale.
+                // `head` decides whether this is an error, because the connection may be stale.
                 SendEvent::Read(_) => return Ok(()),
                 SendEvent::Timer if taken_at + pause <= Instant::now() => return Err(ExchangeError::NotTaken),
                 SendEvent::Timer => timer.as_mut().reset(taken_at + pause),
@@ -148,7 +148,7 @@ impl EngineExchange {
     /// Waits for bytes; `false`: the connection has ended.
     async fn fill(&mut self) -> Result<bool, ExchangeError> {
         if self.input.is_empty() && self.input.capacity() > READ_MAX {
-            // Frees a buffer that has grown in a burst.
+            // Frees a buffer that has grown during a burst.
             self.input = BytesMut::new();
         }
         self.input.reserve(self.read_size);
@@ -278,7 +278,6 @@ impl Exchange for EngineExchange {
                 if head.status == http::StatusCode::SWITCHING_PROTOCOLS {
                     return Err(ExchangeError::Malformed("the engine switched protocols".to_owned()));
                 }
-                // Interim responses are not forwarded.
                 if !head.status.is_informational() {
                     (self.framing, self.keepalive) = (head.framing, head.keepalive);
                     if !head.status.is_success() {

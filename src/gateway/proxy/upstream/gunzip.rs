@@ -18,7 +18,8 @@ const WINDOW_BITS: u8 = 15;
 pub(super) struct Gunzip {
     inflate: Decompress,
     pub(super) coded: BytesMut,
-    /// Whether the last step filled the buffer, so there may be more output without more input.
+    /// Whether the last step filled the buffer, so that there may be more output without more
+    /// input.
     full: bool,
 }
 

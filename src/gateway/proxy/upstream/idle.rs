@@ -3,9 +3,9 @@
 //! No task waits for a connection: a request takes the one that was kept last, and checks that it
 //! is open and silent. While there are idle connections, a task closes the old ones, at most
 //! [`SWEEP`] late. Why not pingora's connector: there the pool and a task for each
-//! connection share it through a lock and a reference count, so a request that comes between the
-//! release of the two drops the connection and opens a new one. On two busy cores that happened to
-//! one request in four.
+//! connection share it through a lock and a reference count, so a request that comes when only one
+//! of them has released the connection drops it and opens a new one. On two busy cores that
+//! happened to one request in four.
 //!
 //! Bounds: [`IDLE_MAX`] connections in all, each for [`limits::UPSTREAM_IDLE`] and [`SWEEP`].
 
@@ -86,7 +86,7 @@ impl IdleConnections {
         Self(Arc::new(Mutex::new(IdleTable { lists: HashMap::default(), count: 0, most, is_swept: false })))
     }
 
-    /// Takes an open connection whose address `is_current`, and closes others.
+    /// Takes an open connection whose address `is_current`, and closes others before it.
     pub(super) fn take(&self, key: u64, is_current: impl Fn(SocketAddr) -> bool) -> Option<EngineConnection> {
         loop {
             let IdleConnection { mut connection, since } = self.0.lock().pop(key)?;

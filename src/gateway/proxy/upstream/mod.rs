@@ -2,9 +2,9 @@
 //! trait.
 //!
 //! Idle connections are kept for at most [`limits::UPSTREAM_IDLE`], because vLLM closes them after
-//! 5 s. One is reused only while a new connection could be opened to the same address
-//! ([`Connector::is_current`]). The connect timeout covers the resolution of a name, all its
-//! addresses and the TLS handshake together.
+//! 5 s. An idle connection is reused only while a new connection could be opened to the same
+//! address ([`Connector::is_current`]). The connect timeout covers the resolution of a name, all
+//! its addresses and the TLS handshake together.
 
 mod outgoing;
 mod wire;

@@ -1,7 +1,7 @@
 //! The part of a request that is still to send to an engine.
 //!
-//! A usual request is one write: pieces of up to [`INLINE_BODY`] at the front of the body are
-//! copied behind the head. A longer prompt is sent from the buffer in which it was received.
+//! A usual request is one write, because pieces of up to [`INLINE_BODY`] at the front of the body
+//! are copied behind the head. A longer prompt is sent from the buffer in which it was received.
 //! Sending stops whenever the socket is full, so that the response can be read in between.
 
 use std::io;
@@ -77,8 +77,8 @@ impl Outgoing {
 }
 
 /// Writes the head. Values come from parsed headers and from the configuration, so they contain no
-/// line breaks. `Accept-Encoding: identity`, because a compressed stream can be neither metered nor
-/// edited.
+/// line breaks. The head has `Accept-Encoding: identity`, because a compressed stream can be
+/// neither metered nor edited.
 fn request_head(to: &Address, request: &UpstreamRequest) -> BytesMut {
     let inline = if request.body.len() <= INLINE_BODY { request.body.len() } else { 0 };
     let mut head = BytesMut::with_capacity(512 + request.path.len() + inline);

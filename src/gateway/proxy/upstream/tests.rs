@@ -76,7 +76,7 @@ impl Rig {
         loop {
             let mut exchange = self.engines.send(&self.to, &request, connection).await?;
             match exchange.head().await {
-                // The connection closed before this request, as flow handles it.
+                // The connection was closed before; like `flow`, repeats the request on a new one.
                 Err(ExchangeError::Closed(_)) if exchange.reused() => connection = Connection::New,
                 Err(error) => return Err(error),
                 Ok(_) => {
@@ -114,7 +114,8 @@ async fn an_idle_connection_does_not_pin_an_address_that_the_name_has_no_more() 
     let _other = serve(TcpListener::bind(rig.at("127.0.0.3")).await.unwrap());
     assert_eq!(rig.ask().await.unwrap(), ("127.0.0.2".to_owned(), false));
     rig.resolves_to(&["127.0.0.3"]);
-    // The old engine still runs and the connection is open; the name is due for resolution.
+    // The old engine still runs and the connection is open, but the name is due to be resolved
+    // again.
     rig.engines.connector.distrust(&rig.to);
     let deadline = Instant::now() + Duration::from_secs(60);
     while rig.ask().await.unwrap().0 != "127.0.0.3" {

@@ -51,7 +51,7 @@ pub(in crate::proxy) struct ParsedHead {
 
 /// Removes a head at the front of `input` and parses it; `None`: it is incomplete.
 pub(in crate::proxy) fn take_head(input: &mut BytesMut) -> Result<Option<ParsedHead>, WireError> {
-    // Not initialized: that would be 4 KB to write for each head.
+    // The lines are not initialized, because that would write 4 KB for each head.
     let mut lines = [const { MaybeUninit::uninit() }; HEADERS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     let parser = httparse::ParserConfig::default();
@@ -95,14 +95,14 @@ pub(in crate::proxy) enum Framing {
     Length(u64),
     /// Chunks, and the position in them.
     Chunked(Chunk),
-    /// Until the connection closes.
+    /// The body ends when the connection closes.
     UntilClose,
     Done,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proxy) enum Chunk {
-    /// At a size line.
+    /// At the size line of a chunk.
     Size,
     /// Inside a chunk: this many bytes are left.
     Bytes(u64),
@@ -141,7 +141,7 @@ impl Framing {
     /// Moves the body from `input` to `out` until more input is needed or the body ends
     /// ([`Framing::Done`]). Bytes after the body stay in `input`.
     pub(super) fn decode(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<(), WireError> {
-        // Reserves once for all chunks of a read: otherwise each chunk would grow the buffer.
+        // Reserves once for all chunks of a read. Otherwise each chunk would grow the buffer.
         if *self != Self::Done {
             out.reserve(input.len());
         }

@@ -1,8 +1,8 @@
 //! The connection to an OpenTelemetry collector: OTLP over HTTP/1.1, with protobuf.
 //!
-//! One connection, which is kept. A collector may have closed it while it was idle, so a request
-//! that fails on a used connection is repeated once on a new one; the collector may then get spans
-//! twice, with the same ids. The caller limits the time. Bounds: [`RESPONSE_MAX`].
+//! There is one connection, which is kept open. A collector may have closed it while it was idle,
+//! so a request that fails on a used connection is repeated once on a new one. The collector may
+//! then get spans twice, with the same ids. The caller limits the time. Bounds: [`RESPONSE_MAX`].
 
 use std::fmt;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) const WARN_EVERY: Duration = Duration::from_secs(60);
 /// The most bytes of a response, usually none.
 const RESPONSE_MAX: usize = 64 << 10;
 
-/// A request to send everything; the channel signals the end.
+/// A request to send everything now. The channel signals that this is done.
 pub(super) type Flush = std::sync::mpsc::SyncSender<()>;
 
 /// The reason why a collector did not take a request.
@@ -62,7 +62,7 @@ impl Collector {
     pub(super) fn new(config: &Tracing, path: &str) -> Result<Self, TlsError> {
         let endpoint = config.endpoint.clone();
         let mut headers = HeaderMap::new();
-        // The configuration was checked.
+        // Invalid headers cannot occur, because the configuration was checked.
         for (name, value) in &config.headers {
             if let (Ok(name), Ok(mut value)) = (HeaderName::try_from(name), HeaderValue::try_from(value.expose())) {
                 value.set_sensitive(true);
@@ -90,7 +90,7 @@ impl Collector {
         self.exchange(connection, body).await?
     }
 
-    /// Makes one request. An error of the outer result: the connection was not usable.
+    /// Makes one request. An error of the outer result means that the connection was not usable.
     async fn exchange<R: Message + Default>(
         &mut self,
         mut connection: SendRequest<Full<Bytes>>,

@@ -2,8 +2,8 @@
 //! `tracing.metrics_interval`.
 //!
 //! Names, labels and buckets are the same as on the page; units are `s` and `By`. Counters and
-//! histograms are cumulative since the start of the process, so the next request makes up for a
-//! lost one.
+//! histograms are cumulative since the start of the process, so the next request makes up for one
+//! that is lost.
 //!
 //! Bounds: one request at a time, within `tracing.timeout`; a slow collector delays the next
 //! request.
@@ -51,7 +51,7 @@ pub(super) struct MetricsSender {
 }
 
 impl MetricsSender {
-    /// Sends until `flushes` is closed, and for each message in it.
+    /// Sends at each interval, and for each message in `flushes`, until `flushes` is closed.
     pub(super) async fn run(mut self, mut flushes: mpsc::Receiver<Flush>) {
         let mut ticks = interval_at(Instant::now() + self.interval, self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -2,10 +2,11 @@
 //!
 //! [`spans`] builds the spans of a request from the record, and [`collector`] sends them. Between
 //! them is [`Exporter`]: a bounded queue, and a thread that reads it and sends [`metrics`], too.
-//! The path of a request only copies the record, after the end and only if the trace is sampled.
+//! The path of a request only copies the record, after the request has ended and only if the trace
+//! is sampled.
 //!
-//! A collector that refuses, hangs or is gone costs traces and nothing else: a batch is sent once
-//! (and once more if a connection was closed while idle), within `tracing.timeout`; a trace that
+//! A collector that refuses, hangs or is gone costs traces and nothing else. A batch is sent once
+//! (and once more if a connection was closed while idle), within `tracing.timeout`. A trace that
 //! finds the queue full is dropped. Failed, dropped and rejected traces are counted, and reported
 //! at most every [`WARN_EVERY`](collector::WARN_EVERY).
 
@@ -165,7 +166,7 @@ impl Sender {
     async fn run(mut self, mut queue: mpsc::Receiver<Finished>, mut flushes: mpsc::Receiver<Flush>) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            // If set, all queued traces are sent at once.
+            // If a flush is requested, all queued traces are sent at once.
             let mut flush = None;
             let mut deadline = None;
             while flush.is_none() && batch.len() < BATCH {
@@ -217,8 +218,8 @@ impl Sender {
         self.report(lost);
     }
 
-    /// Warns of traces lost since the last warning. `reason`: of the last loss; `None`: the queue
-    /// was full.
+    /// Warns of traces lost since the last warning. `reason`: why the last ones were lost; `None`:
+    /// the queue was full.
     fn report(&mut self, reason: Option<String>) {
         let lost = self.counts.lost();
         if lost == self.reported || self.warned.is_some_and(|at| at.elapsed() < WARN_EVERY) {

@@ -1,7 +1,7 @@
 //! The common parts of spans and metrics: this process as their origin, and attributes.
 //!
-//! Replicas with one service name differ in `service.instance.id`, which has host and process id,
-//! so that a collector does not mix their counters.
+//! Replicas with one service name differ in `service.instance.id`, which has host and process id.
+//! So a collector does not mix the counters of replicas.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
@@ -12,7 +12,7 @@ pub(super) fn resource(service_name: &str) -> Resource {
     let version = text("service.version", env!("CARGO_PKG_VERSION"));
     let pid = number("process.pid", std::process::id());
     let mut attributes = vec![text("service.name", service_name), version, pid];
-    // A systemd unit with ProcSubset=pid hides the first file.
+    // The second file is needed because a systemd unit with ProcSubset=pid hides the first.
     let host =
         ["/proc/sys/kernel/hostname", "/etc/hostname"].iter().find_map(|path| std::fs::read_to_string(path).ok());
     let host = host.as_deref().unwrap_or_default().trim_end();

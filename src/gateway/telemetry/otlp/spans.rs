@@ -34,7 +34,7 @@ use sluice_core::openai::response::FinishReason;
 
 /// W3C's flag for a trace that is sampled.
 const SAMPLED: u32 = 1;
-/// Bases of the numbers of waits and stages; deliveries are numbered from 1.
+/// Bases of the span numbers of waits and stages. Deliveries are numbered from 1.
 const QUEUE: u64 = 1 << 32;
 const PREFILL: u64 = 2 << 32;
 const DECODE: u64 = 3 << 32;
@@ -188,8 +188,8 @@ fn operation(route: Route) -> &'static str {
     }
 }
 
-/// The failure of the gateway or an engine. A request that is the client's fault, or that the
-/// client gave up, is no error of a server.
+/// The error for the first span, if the gateway or an engine failed. A request that is the client's
+/// fault, or that the client gave up, is no error of a server.
 fn error(record: &Record) -> Option<&'static str> {
     match record.outcome {
         Outcome::Completed | Outcome::ClientGone | Outcome::Refused => None,

@@ -29,7 +29,7 @@ struct TestCollector {
     got: Receiver<(String, Vec<u8>)>,
 }
 
-/// The answer to a request by its number; `None` never answers.
+/// The answer to a request by the request's number; `None`: no answer at all.
 type Answer = fn(usize) -> Option<Vec<u8>>;
 
 impl TestCollector {
@@ -263,7 +263,7 @@ fn the_collector_gets_the_metrics_of_the_page_again_and_again_and_at_the_end() {
     let point = &histogram.data_points[0];
     assert_eq!((point.count, point.bucket_counts.iter().sum::<u64>()), (1, 1));
     assert_eq!(point.bucket_counts.len(), point.explicit_bounds.len() + 1);
-    // 30 ms: the bound is inclusive.
+    // The request took 30 ms; bounds are inclusive.
     let bucket = point.bucket_counts.iter().position(|count| *count == 1).unwrap();
     assert_eq!(point.explicit_bounds[bucket], 0.03);
     assert_eq!(point.exemplars[0].trace_id[..4], [0x4b, 0xf9, 0x2f, 0x35]);

@@ -1,4 +1,4 @@
-//! The content of records, and rotation, which must lose and tear no line.
+//! The content of records, and rotation, which must not lose or tear a line.
 //!
 //! Files are so small that a few lines fill them.
 
@@ -68,8 +68,8 @@ fn rotation_loses_and_tears_no_line_and_keeps_to_its_bounds() {
     all.sort();
     assert_eq!(all, (0..80).map(line).collect::<Vec<_>>());
     assert!(names.len() > 4, "{names:?}");
-    // Another start continues the file, and keeps fewer files: the others go with the next
-    // rotation.
+    // Another start continues the file, and keeps fewer files. The surplus files are removed at the
+    // next rotation.
     let before = fs::metadata(&path).unwrap().len();
     let mut files = RotatedFile::open(&config(&path, 1)).unwrap();
     files.write(b"more\n", false).unwrap();

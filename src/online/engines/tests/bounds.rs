@@ -1,6 +1,7 @@
 //! The load that requests put on a changed engine.
 //!
-//! It gets none before it has served copies, and then at most the load of the copies.
+//! The engine gets no requests before it has served copies, and then at most the load of the
+//! copies.
 
 use crate::engines::change::Stage;
 use crate::engines::proof::Load;
@@ -26,7 +27,7 @@ fn requests_load_a_changed_engine_at_most_as_copies_did_from_its_restart_to_the_
     }
     let (none, closed, open) = (None, Some(0), Some(20));
     let wanted = [
-        // Copies have not begun: the canary must not get the waiting requests.
+        // The canary has not served copies yet, so it must not get the waiting requests.
         (Stage::Canary, vec![none, none, closed]),
         (Stage::Copies, vec![none, none, closed]),
         (Stage::Recovery, vec![none, none, open]),

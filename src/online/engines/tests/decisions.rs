@@ -80,7 +80,7 @@ fn a_gateway_that_leads_again_goes_on_where_the_other_one_ended() {
 fn a_change_that_goes_on_after_a_restart_is_not_charged_with_the_misses_before() {
     let mut pool = Deployment::new(2, helps);
     pool.run_until_begun(Stage::Promotion);
-    // Another gateway counted these while it led.
+    // Counted while another gateway led.
     pool.totals = (1e6, 1e6);
     let saved = pool.tuner.saved(pool.now);
     pool.tuner = EngineTuner::new(rules());

@@ -33,12 +33,12 @@ pub(super) struct Deployment {
     pub(super) acting: Acting,
     pub(super) stands_back: Option<&'static str>,
     pub(super) waits: Option<&'static str>,
-    /// Probabilities to miss an objective and to fail, by the engine's value.
+    /// Probabilities that a request misses an objective and that it fails, by the flag's value.
     pub(super) fares: fn(f64) -> (f64, f64),
     pub(super) forecast: fn(f64) -> f64,
     pub(super) advice: Option<(EngineFlag, bool, String)>,
     pub(super) restarts: fn(f64) -> Restarted,
-    /// End, engine and value of the restart under way.
+    /// The restart under way: when it ends, the engine, and the new value.
     pub(super) under_way: Option<(Duration, usize, f64)>,
     pub(super) answer_due: Option<EngineQuestion>,
     pub(super) events: Vec<(EventKind, String)>,
@@ -50,12 +50,13 @@ pub(super) struct Deployment {
     pub(super) at_once: u32,
     /// Whether the canary has stopped serving copies.
     pub(super) hangs: bool,
-    /// Bound of sequences on each engine.
+    /// The tuner's bound on the sequences of each engine.
     pub(super) bounds: Vec<Option<u32>>,
-    /// Cost of an absent engine; `absence_with`: once the other engines have the best change.
+    /// Forecast rise of the loss while one engine is absent.
     pub(super) absence: f64,
+    /// [`Self::absence`] once the other engines have the best change.
     pub(super) absence_with: Option<f64>,
-    /// Cost of an absent engine under the limits of the best change.
+    /// [`Self::absence`] under the limits of the best change.
     pub(super) absence_under: Option<f64>,
     pub(super) error: f64,
     pub(super) running_peak: f64,

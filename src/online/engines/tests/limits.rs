@@ -1,4 +1,4 @@
-//! Changes that bring other limits of the pool, which end or stay with the change.
+//! Changes of flags that bring other limits of the pool. The limits end or stay with the change.
 
 use super::deployment::{BEFORE, Deployment, LIMITS, RESTART, SECOND, helps, rules};
 use crate::engines::EngineTuner;
@@ -39,7 +39,7 @@ fn a_change_that_helps_only_under_other_limits_brings_them_and_they_stay() {
 fn engines_that_are_better_only_because_the_limits_harm_the_others_return() {
     let mut pool = Deployment::new(2, |value| (if value == BEFORE { 0.5 } else { 0.6 }, 0.0));
     pool.beside = Some((OTHER, 0.4));
-    // Other pools of the group lose more, but do not count.
+    // Other pools of the group lose more, but only this pool's loss counts.
     pool.loss_of_all = Some(0.95);
     pool.run_until(Some(Stage::Compared));
     pool.run_until(None);
@@ -66,8 +66,8 @@ fn limits_end_when_the_change_is_taken_back() {
 
 #[test]
 fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
-    // As in `engines_that_have_the_change_bear_the_absence_of_the_last_one`, an absence that costs
-    // 2.7 does not pay.
+    // As in `engines_that_have_the_change_bear_the_absence_of_the_last_one`, a change does not pay
+    // if an absent engine costs 2.7.
     for under in [None, Some(2.8), Some(0.3)] {
         let mut pool = Deployment::new(2, helps);
         (pool.beside, pool.tuner.lasts) = (Some((OTHER, 0.3)), Some(RESTART));
@@ -97,8 +97,8 @@ fn limits_that_suit_the_engines_that_remain_are_in_force_from_the_beginning() {
 
 #[test]
 fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
-    // Of 0.45, 0.195 is certain. In the second case the limits alone gain less, but so does the
-    // flag alone.
+    // Of a gain of 0.45, 0.195 is certain. In the second case the limits alone gain less, but so
+    // does the flag alone.
     for (alone, shown) in [(0.45, "loss 0.050 after 0.500"), (0.18, "loss 0.320 after 0.500")] {
         let mut pool = Deployment::new(2, helps);
         pool.beside = Some((OTHER, -alone));
@@ -107,7 +107,7 @@ fn limits_that_gain_as_much_without_a_restart_are_tried_alone() {
         let (name, limits, why) = pool.tuner.suggested.take().unwrap();
         assert_eq!((name.as_str(), limits), ("all", OTHER));
         assert!(why.contains(shown), "{why}");
-        // The limits were tried in vain. Now the flag is tried if it gains enough alone.
+        // The limits were tried in vain. Now the flag is tried, if the flag alone gains enough.
         pool.run(1_200);
         assert_eq!(pool.tuner.suggested.take(), None);
         assert_eq!(pool.begun.is_empty(), alone == 0.45, "{}", pool.belief());

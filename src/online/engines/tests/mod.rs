@@ -42,7 +42,8 @@ fn what_makes_no_difference_is_taken_back_and_not_tried_again_for_hours() {
         pool.run(CLOSED.0.as_secs());
         let undone = pool.events.iter().filter(|(kind, _)| *kind == EventKind::Undone).count();
         let tried = pool.events.iter().filter(|(kind, _)| *kind == EventKind::Tried).count();
-        // Four values are near. Forecasts that did not come true are trusted less.
+        // Four values are near. After a forecast that did not come true, later forecasts are
+        // trusted less.
         assert!((1..=4).contains(&tried) && undone == tried, "{:?}", pool.events);
         assert_eq!(pool.values(), [BEFORE; 2]);
         assert!(pool.tuner.frozen.as_deref().is_none(), "a tie is no failure");
@@ -108,7 +109,7 @@ fn a_gateway_that_restarts_takes_back_what_was_tried_and_finishes_what_was_promo
             }
             pool.second();
         }
-        // The restart has begun or is about to.
+        // The restart has begun, or begins at the next look.
         pool.run(1);
         pool.engines[0].waiting = 0;
         if let Some((_, engine, value)) = pool.under_way.take() {
@@ -307,7 +308,7 @@ fn without_leave_to_act_it_proposes_and_an_approval_begins_the_change() {
 
 #[test]
 fn a_gain_must_pay_for_the_restarts() {
-    // An absent engine costs 0.1 for 180 s; the load should last two hours.
+    // An absent engine costs a loss of 0.1 for 180 s. The load should last two hours.
     let mut pool = Deployment::new(2, helps);
     pool.forecast = |value| if value == BEFORE { 0.5 } else { 0.46 };
     pool.run(2 * ASK_INTERVAL.as_secs());
@@ -325,8 +326,8 @@ fn a_gain_must_pay_for_the_restarts() {
 
 #[test]
 fn engines_that_have_the_change_bear_the_absence_of_the_last_one() {
-    // Of a gain of 0.45, 0.195 is certain. Over two hours, this is three times a cost of 2.7 in 173
-    // s: restarts of 150 s pay, of 210 s do not.
+    // Of a gain of 0.45, 0.195 is certain. Over two hours, this is three times the cost of 2.7 for
+    // 173 s: restarts pay if they take 150 s, but not 210 s.
     for (absence_with, begins) in [(None, false), (Some(2.7), false), (Some(0.0), true)] {
         let mut pool = Deployment::new(2, helps);
         pool.tuner.lasts = Some(RESTART);
@@ -425,7 +426,8 @@ fn copies_that_fail_keep_the_engine_from_requests() {
 
 #[test]
 fn changes_end_when_their_part_of_the_error_budget_is_used_up() {
-    // 10 requests/s for 30 days at 99 %: 259,200 may miss, of these 50 by changes.
+    // With 10 requests/s for 30 days at 99 %, 259,200 requests may miss, and changes may cause 50
+    // of these misses.
     let mut pool = Deployment::new(2, |value| (if value == BEFORE { 0.3 } else { 0.42 }, 0.0));
     pool.tuner.set_rules(EngineRules { error_budget: 50.0 / 259_200.0, ..rules() });
     pool.run(3_600);

@@ -120,7 +120,7 @@ fn what_does_harm_is_undone_within_seconds() {
     let worse =
         |now: &Limits, _: Duration, draw| (missing(if *now == limits() { 0.05 } else { 0.9 }, draw), Cause::Queue);
     let mut plant = Plant::new(&worse, Acting::Acts, 3);
-    // Requests may take long and still count, but the ended requests leave no doubt.
+    // Requests count only 20 s after arrival, but the requests that have ended leave no doubt.
     let names = vec!["all".to_owned()];
     plant.controller = Controller::new(names, limits(), 0.99, Duration::from_secs(20), Acting::Acts);
     plant.run(1_200);
@@ -146,7 +146,7 @@ fn it_proposes_where_it_may_not_act_and_acts_on_approval() {
     let mut plant = Plant::new(&enough, Acting::Proposes, 4);
     plant.run(3_600);
     assert_eq!((plant.count(EventKind::Proposed), *plant.controller.limits() == limits()), (1, true));
-    // Alternating causes do not fill the journal.
+    // Causes that alternate must not fill the journal.
     let turns = |_: &Limits, now: Duration, draw| {
         (missing(0.4, draw), if now.as_secs() % 20 < 10 { Cause::Queue } else { Cause::Decode })
     };
@@ -230,7 +230,7 @@ fn most_changes_without_effect_are_undone() {
     assert!(tried > 200 && (kept as f64) < 0.3 * tried as f64, "{kept} of {tried}");
 }
 
-/// Proposals for pools that lose everything to this cause.
+/// The proposals for pools of which all loss has this cause.
 fn moves_for(limits: Limits, cause: Cause, seen: impl Fn(usize, &mut PoolWindow)) -> Vec<(usize, Knob, bool)> {
     let pools = (0..limits.0.len()).map(|at| {
         let mut window = PoolWindow::new(Duration::ZERO);
@@ -359,7 +359,7 @@ fn beside_the_limits_found_are_those_of_the_file_and_one_permit_for_long_prompts
     assert_eq!(beside(four, four), [PoolLimits { long: Some((5_000, 1)), ..file }]);
     let none = PoolLimits { long: Some((5_000, 0)), ..file };
     assert_eq!(beside(none, none), [], "an operator keeps long prompts away");
-    // The neighbours depend on a moved boundary.
+    // A moved boundary stays, because the neighbours depend on it.
     let moved = PoolLimits { range: (0, Some(3_000)), ..file };
     assert!(beside(moved, PoolLimits { range: (0, Some(5_000)), ..file }).iter().all(|one| one.range == moved.range));
 }

@@ -19,7 +19,7 @@ fn controller() -> Controller {
     Controller::new(vec!["all".to_owned()], limits(), 0.99, LIMITS_SETTLE.0, Acting::Acts)
 }
 
-/// A trial of more slots, after a window with `score`.
+/// A trial of more slots that began after a window with `score`.
 fn trial(score: Score, since: Duration) -> Box<LimitsTrial> {
     let direction = Direction { pool: 0, knob: Knob::Slots, up: true };
     let step = Move { direction, to: limits(), why: String::new() };
@@ -45,8 +45,8 @@ fn where_all_are_late_a_few_per_cent_less_is_a_gain() {
 #[test]
 fn the_error_of_the_loss_does_not_excuse_missed_objectives() {
     let mut pool = PoolWindow::new(Duration::ZERO);
-    // 3 of 250 requests miss in each batch: the attainment is known to be 98.8 %. They lose
-    // differently (slightly late, or shed), so the mean loss is known less well.
+    // 3 of 250 requests miss in each batch: the attainment is known to be 98.8 %. These requests
+    // lose differently (slightly late, or shed), so the mean loss is known less well.
     for batch in 0..24_u32 {
         for request in 0..250 {
             let loss = if request >= 3 { 0.0 } else { [1.0, 4.0][batch as usize % 2] };

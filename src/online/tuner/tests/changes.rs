@@ -1,5 +1,5 @@
-//! The tuner of a whole configuration with a change of engines under way. However it ends, the
-//! canary gets its flags back.
+//! The tuner of a whole configuration with a change of engines under way. However the change ends,
+//! the canary gets the old flags back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn at(change: EngineChange, step: Step) -> Phase {
     Phase::Changing(Box::new(EngineTrial::new(change, step)))
 }
 
-/// A tuner that compares the control with a canary with more sequences.
+/// A tuner that compares the control with a canary that runs more sequences.
 fn compares(observer: &Observer) -> Tuner {
     let mut tuner = Tuner::new(&config(), observer, Duration::ZERO);
     let change = EngineChange {
@@ -118,7 +118,6 @@ fn limits_that_hold_from_the_beginning_of_a_change_are_put_in_force_then_and_end
     let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW);
     assert_eq!((orders.contains(&TunerOrder::Configure), tuner.limits().0[0].slots), (true, 7), "{orders:?}");
 
-    // The canary has returned.
     let change = EngineChange { changed: Vec::new(), ..tuner.engine_change().unwrap().clone() };
     tuner.engines.phase = at(change, Step::Return(Restart::at(NOW)));
     let orders = tuner.step_engines(&engines([BEFORE; 2]), None, &observer, NOW + SECOND);

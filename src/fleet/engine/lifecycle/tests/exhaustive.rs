@@ -1,7 +1,7 @@
 //! The life cycle next to a model of the processes, exhaustively.
 //!
 //! The model knows whether a process may run and have requests, and whether another one sleeps next
-//! to it; the life cycle does not.
+//! to it. The life cycle does not know this.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -13,11 +13,11 @@ struct LifecycleModel {
     life: Lifecycle<u8>,
     /// A process may run: no stop was confirmed.
     process: bool,
-    /// Another one may sleep next to it.
+    /// Another process may sleep next to it.
     aside: bool,
-    /// It is known to be dead, or to hang.
+    /// The process is known to be dead, or to hang.
     dead: bool,
-    /// It may have requests.
+    /// The process may have requests.
     busy: bool,
     changes: u8,
 }
@@ -200,9 +200,9 @@ impl LifecycleModel {
     }
 }
 
-/// Two changes, any failure and any crash of the gateway at any step. No engine starts next to
-/// another, none is stopped under requests, every change has an outcome, and from every state a run
-/// of successes serves.
+/// With two changes, and any failure and any crash of the gateway at any step: no engine starts
+/// next to another, no engine is stopped under requests, every change has an outcome, and from
+/// every state a run of successes leads to `Serve`.
 #[test]
 fn exhaustively_no_order_of_events_breaks_the_rules() {
     let mut first = LifecycleModel { life: new(0), process: false, aside: false, dead: false, busy: false, changes: 0 };

@@ -6,7 +6,7 @@ fn kept(id: u64, to: u8, keep: Keep) -> ChangeRequest<u8> {
     ChangeRequest { keep: Some(keep), ..request(id, to, false) }
 }
 
-/// The new settings 5 start, and an engine with 0 sleeps.
+/// The new settings 5 start, while an engine with the old settings 0 sleeps.
 fn starting(keep: Keep) -> Lifecycle<u8> {
     let mut life = serving();
     life.change(kept(1, 5, keep)).unwrap();

@@ -1,4 +1,4 @@
-//! Settings that were requested and are not in force, with the reason; and the reasons of earlier
+//! Settings that were requested and are not in force, with the reason, and the reasons of earlier
 //! failures.
 //!
 //! Both are kept until the next change.
@@ -12,7 +12,6 @@ fn settings_that_were_asked_for_and_are_not_in_force_are_kept_with_the_reason_un
     life.change(request(1, 5, false)).unwrap();
     up(&mut life);
     assert_eq!((outcome(&life), asked(&life)), (Outcome::Done, None));
-    // It dies before the settling time.
     life.on(lost(), &RULES, 0);
     let why = "it did not serve for fleet.settle: lost".to_owned();
     assert_eq!((life.wanted, outcome(&life)), (0, Outcome::RolledBack(why.clone())));
@@ -54,7 +53,6 @@ fn a_configuration_that_fails_after_a_restart_is_no_rollback_of_the_change_befor
     up(&mut life);
     life.on(Event::Done, &RULES, 0);
     assert_eq!((life.good, outcome(&life)), (5, Outcome::Done));
-    // The next gateway starts with other flags.
     let mut next = Lifecycle::new(6);
     assert_eq!(next.recover(Some((life, Difference::Flags)), Survivor::None), Recovery::Reconfigured);
     up(&mut next);
