@@ -36,15 +36,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use twox_hash::XxHash3_64;
 
-/// Longest request head, bytes.
+/// Maximum length of a request head in bytes.
 const MAX_HEAD: usize = 64 << 10;
-/// Longest request body, bytes: twice the gateway's default limit.
+/// Maximum length of a request body in bytes, twice the gateway's default limit.
 const MAX_BODY: usize = 64 << 20;
 const MAX_HEADERS: usize = 64;
 /// Content events by default, as in the rows of the overhead table.
 const DEFAULT_CHUNKS: u64 = 64;
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-/// Words that content events cycle through.
+/// Words of the content events, in turn.
 const WORDS: [&str; 8] = [" the", " gate", " opens", " and", " long", " prompts", " wait", "."];
 
 /// Counts since the engine was created. They go on when `serve` is dropped and started again.
@@ -360,7 +360,7 @@ fn plain(frames: &Frames, chunks: u64) -> String {
     )
 }
 
-/// Fails if the client leaves before `due`.
+/// Waits until `due`. Fails if the client leaves before that.
 async fn wait(socket: &mut TcpStream, due: Instant) -> anyhow::Result<()> {
     if due <= Instant::now() {
         return Ok(());
@@ -405,7 +405,7 @@ enum Framing {
     Chunked,
 }
 
-/// `None`: the client closed the connection.
+/// Reads the next request. `None` if the client has closed the connection.
 async fn read_request(socket: &mut TcpStream, buffer: &mut BytesMut) -> anyhow::Result<Option<Request>> {
     let (mut request, framing, expects) = loop {
         if let Some(found) = parse_head(buffer)? {

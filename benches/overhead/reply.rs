@@ -12,7 +12,7 @@ use std::hash::Hasher as _;
 use anyhow::{Context as _, bail};
 use twox_hash::XxHash3_64;
 
-/// Longest response head, bytes.
+/// Maximum length of a response head in bytes.
 const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 64;
 /// Length of `data: [DONE]` and its blank line.

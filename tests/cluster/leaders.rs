@@ -112,7 +112,7 @@ pub(super) enum Ended {
     Whole,
     /// No byte of the answer came, or it was a 503: another gateway may serve the request.
     Unserved,
-    /// The answer had begun.
+    /// The stream broke after the answer had begun.
     Cut,
 }
 

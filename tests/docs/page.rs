@@ -5,7 +5,7 @@
 
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
-    /// The line of the opening fence, from 1.
+    /// Number of the line with the opening fence, counted from 1.
     pub(crate) line: usize,
     /// The text after the opening fence, such as `toml fragment`.
     pub(crate) info: String,

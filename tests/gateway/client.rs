@@ -19,7 +19,7 @@ pub(crate) fn chat(body: &str) -> Vec<u8> {
     post("/v1/chat/completions", "", body.as_bytes())
 }
 
-/// `headers` are whole lines.
+/// A POST request. `headers` are whole lines.
 pub(crate) fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!(
@@ -39,7 +39,7 @@ pub(crate) fn get(path: &str) -> String {
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) status: u16,
-    /// Names in lower case, and values.
+    /// Names, in lower case, and values of the headers.
     pub(crate) headers: Vec<(String, String)>,
 }
 

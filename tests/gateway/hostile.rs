@@ -34,7 +34,7 @@ async fn requests_whose_end_is_in_doubt_get_their_response_and_a_closed_connecti
     let sized = format!("content-length: {length}\r\n");
     let coded = |line: &str| raw(&format!("host: gate\r\n{line}"), &whole());
     let table = [
-        // RFC 9112, 3.2.
+        // `Host` (RFC 9112, 3.2) and `Content-Length` (6.3).
         ("no host", raw(&sized, CHAT), 400),
         ("two hosts", raw(&format!("host: a\r\nhost: a\r\n{sized}"), CHAT), 400),
         ("a host with a path", raw(&format!("host: a/b\r\n{sized}"), CHAT), 400),
@@ -47,7 +47,7 @@ async fn requests_whose_end_is_in_doubt_get_their_response_and_a_closed_connecti
             400,
         ),
         ("no host, GET", "GET /health HTTP/1.1\r\n\r\n".to_owned(), 400),
-        // RFC 9112, 6.1.
+        // Transfer codings: RFC 9112, 6.1.
         ("an unknown coding before chunked", coded("transfer-encoding: gzip, chunked\r\n"), 501),
         (
             "an unknown coding in a line of its own",

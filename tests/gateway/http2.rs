@@ -160,7 +160,7 @@ async fn a_stream_that_is_reset_ends_its_request_and_no_other() {
     engine.open_gate();
     engine.open_gate();
     assert_eq!(rest(running).await, (event("two") + &ending(), None));
-    // A stream is reset in the middle.
+    // The client resets a stream in the middle.
     let engine = Engine::always(gated_stream()).await;
     let gateway = TestGateway::over(&[engine.url()], &[]).await;
     let (client, _driver) = plain(&gateway).await;

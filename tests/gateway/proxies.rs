@@ -50,7 +50,7 @@ async fn a_trusted_proxy_names_the_client_in_a_header_and_no_one_else_does() {
     other.request(&forwarded).await.is(404, "route_not_found");
     assert_eq!(clients(&log, 2).await[1], "127.0.0.2");
     gateway.counts("sluice_proxy_headers_refused_total", "reason=\"forwarded_untrusted\"", 1.0).await;
-    // The same over HTTP/2.
+    // The header has the same effect over HTTP/2.
     let socket = TcpStream::connect(gateway.address()).await.unwrap();
     let (mut requests, connection) = h2::client::handshake(socket).await.unwrap();
     let _driver = tokio::spawn(connection);

@@ -32,7 +32,7 @@ fn with_keys(pool: &str, limit: usize) -> String {
     text
 }
 
-/// The longest duration of a request while `during` ran, and the number of requests.
+/// The duration of the longest request while `during` runs, and the number of requests.
 async fn longest(gateway: &TestGateway, during: impl AsyncFnOnce()) -> (Duration, u64) {
     let over = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();

@@ -137,7 +137,7 @@ impl TestGateway {
         self.settled_within(TIMEOUT).await;
     }
 
-    /// Returns whether all requests ended in time.
+    /// Stops the gateway. Returns whether all requests ended in time.
     pub(crate) async fn stop(self) -> bool {
         self.running.stop().await == 0
     }

@@ -54,7 +54,7 @@ async fn engine(part: Part) -> (String, tokio::sync::mpsc::UnboundedReceiver<Str
             tokio::spawn(async move {
                 let mut first = [0; 14];
                 if socket.peek(&mut first).await.is_err() || !first.starts_with(b"GET /v1/realti") {
-                    // A probe.
+                    // This request is a probe.
                     let answer = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
                     return drop(socket.write_all(answer.as_bytes()).await);
                 }
@@ -122,7 +122,7 @@ async fn open(gateway: &TestGateway, target: &str, more: &str) -> (TcpStream, St
     (socket, answer)
 }
 
-/// Everything until the end of the connection.
+/// Reads all bytes until the end of the connection.
 async fn rest(mut socket: TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let _ = timeout(TIMEOUT, socket.read_to_end(&mut bytes)).await.expect("the gateway does not end it");

@@ -93,7 +93,7 @@ pub(crate) struct Panel {
     kind: &'static str,
     pub(crate) title: &'static str,
     about: &'static str,
-    /// The dashboard that shows more, by name.
+    /// Name of the dashboard to which the panel links for more detail.
     more: Option<&'static str>,
     size: (u32, u32),
     pub(crate) targets: Vec<Target>,

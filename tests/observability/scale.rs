@@ -107,7 +107,7 @@ fn large(shape: &Large) -> Telemetry {
     telemetry
 }
 
-/// As many phases as there are.
+/// As many names as an engine has phases.
 const PHASES: [&str; 12] =
     ["start", "warm_up", "serve", "drain", "stop", "backoff", "hold", "probe", "adopt", "wait", "sleep", "wake"];
 

@@ -18,7 +18,7 @@ use crate::rig::{LOOK, Rig};
 const LIMIT: Duration = Duration::from_secs(240);
 /// The simulated time that waking takes, and that falling asleep takes.
 const WAKE: Duration = Duration::from_millis(300);
-/// Turns that each engine gets in the test.
+/// Number of turns that each engine gets in the test.
 const TURNS: u64 = 3;
 
 /// A gateway with the models a and b on one GPU, and further lines of `[fleet]`. Each test has

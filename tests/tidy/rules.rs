@@ -124,7 +124,7 @@ pub(crate) fn purity(sources: &[Source]) -> Vec<String> {
     pure.flat_map(complain).collect()
 }
 
-/// Replaceable libraries are named only in their own modules.
+/// Only the modules in [`CONFINED`] name the libraries there.
 pub(crate) fn confinement(sources: &[Source]) -> Vec<String> {
     let mut complaints = Vec::new();
     for source in sources {

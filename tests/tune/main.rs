@@ -18,7 +18,7 @@ use rig::{Rig, end, until};
 /// A load of requests whose measurement takes about a second.
 const LOAD: &str = "[[traffic]]\nconcurrency = 6\nrequests = 18\n\
     class = [{ name = \"a\", in = 100, out = 30, e2el = \"60s\" }]\n";
-/// One objective, measured in two runs.
+/// A `[tune]` table with one objective, which two runs measure.
 const TUNE: &str = "[tune]\nobjective = \"a.e2el.mean\"\nruns = 2\n";
 const GRID: &str = "[[tune.dimension]]\nkey = \"vllm.max-num-seqs\"\nvalues = [1, 6]\n\
     [[tune.dimension]]\nkey = \"vllm.max-num-batched-tokens\"\nvalues = [512, 1024]\n";
@@ -304,7 +304,7 @@ impl Gateway<'_> {
         [&backend["state"], &backend["engine"]["settings"]].map(|value| value.as_str().unwrap_or_default().to_owned())
     }
 
-    /// The life step of the engine of a backend.
+    /// The step in the life of a backend's engine.
     fn step(&self, name: &str) -> String {
         self.0.backend(&self.2, name)["engine"]["step"].as_str().unwrap_or_default().to_owned()
     }

@@ -1,4 +1,5 @@
-//! A folder with a tuning, `sluice sim` in place of `vllm serve`, and the command run in it.
+//! A folder with the file of a tuning, and with `sluice sim` in place of `vllm serve`. The tests
+//! run `sluice tune` in it.
 //!
 //! The environment of engines contains the name of the folder as a mark. A test finds its engines
 //! by the mark, and kills them if it fails.

@@ -49,7 +49,7 @@ struct Options {
     jobs: usize,
     events: bool,
     only: Option<String>,
-    /// How often the steps of the traffic are repeated.
+    /// Number of times that the steps of the traffic run.
     repeat: usize,
 }
 

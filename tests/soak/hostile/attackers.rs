@@ -261,7 +261,7 @@ async fn flood(socket: &mut TcpStream, piece: &[u8], over: &AtomicBool) {
     while !over.load(Relaxed) && socket.write_all(piece).await.is_ok() {}
 }
 
-/// Keeps the connection open until the gateway closes it or responds, or for `most`.
+/// Keeps the connection open until the gateway closes it or responds, but not longer than `most`.
 async fn hold(socket: &mut TcpStream, most: Duration, over: &AtomicBool) {
     let mut some = [0; 1_000];
     let until = Instant::now() + most;

@@ -44,7 +44,7 @@ impl Threads {
         Ok(sum)
     }
 
-    /// The calling thread, since it started.
+    /// Scheduling of the calling thread since it started.
     pub(super) fn own() -> anyhow::Result<Self> {
         Self::read(Path::new("/proc/thread-self/schedstat"))
     }

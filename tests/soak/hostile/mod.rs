@@ -76,8 +76,9 @@ const ENGINES: usize = 4;
 /// Time after a fault during which an engine may still be slow or ejected.
 const AFTERMATH: Duration = Duration::from_secs(2);
 const MODEL: &str = "m";
-/// Keys of the honest clients and of the attackers.
+/// Key of the honest clients.
 const HONEST_KEY: &str = "honest-0123456789abcdef";
+/// Key that all attackers share.
 const ATTACKER_KEY: &str = "attacker-0123456789abcdef";
 
 fn config([port, admin]: [u16; 2], engines: &[u16]) -> String {
