@@ -77,6 +77,7 @@ fn engine_of(limits: &Limits) -> Engine {
             max_loras: limits.max_loras,
             max_cpu_loras: 3,
             speculation: None,
+            kv_events: false,
             async_scheduling: limits.asynchronous,
             seed: 0,
         }
