@@ -278,8 +278,7 @@ fn an_invalid_scenario_says_what_to_change() {
     };
     let class = "class = [{ name = \"a\", rate = 1, in = 10, out = 2 }]";
     let traffic = format!("[[traffic]]\n{class}\n");
-    let pool =
-        "[[model]]\nname = \"m\"\n[[pool]]\nname = \"all\"\nmodels = [\"m\"]\n[[pool.backend]]\nname = \"g\"\nurl = \"http://g:1\"";
+    let pool = "[[model]]\nname = \"m\"\n[[pool]]\nname = \"all\"\nmodels = [\"m\"]\n[[pool.backend]]\nname = \"g\"\nurl = \"http://g:1\"";
     let configured = |engines: &str| format!("gateway = '''{pool}'''\n{traffic}{engines}");
     for (text, says) in [
         (traffic.replace("rate", "weight"), "traffic needs one of rate"),

@@ -108,6 +108,7 @@ impl Follower {
         let mut events = hello.map_err(|_| io::Error::from(io::ErrorKind::TimedOut)).and_then(|hello| hello);
         let events = events.as_mut().map_err(|error| io::Error::other(format!("{}: {error}", address.authority)))?;
         self.last_event = Instant::now();
+        self.put(CacheNews { subscribed: true, ..CacheNews::default() });
         loop {
             let due = self.pending.front().map(|(due, _)| *due);
             tokio::select! {

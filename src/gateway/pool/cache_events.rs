@@ -30,6 +30,8 @@ pub struct ServedPrompt {
 /// Changes of an engine's prefix cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheNews {
+    /// The gateway has subscribed to the events just now.
+    pub subscribed: bool,
     /// The cache was emptied, before everything else in these news.
     pub cleared: bool,
     /// Tokens in the blocks that the engine has written.

@@ -49,8 +49,15 @@ impl Admission {
         if news.cleared {
             found.cache.clear();
         }
+        if news.subscribed {
+            found.cache.subscribe();
+        }
+        let is_followed = news.view.state == EventsState::Followed;
+        if is_followed {
+            found.cache.first_event();
+        }
         found.cache.wrote(news.written_tokens);
-        found.cache.set_followed(news.view.state == EventsState::Followed);
+        found.cache.set_followed(is_followed);
         pool.prefixes.unlink(&news.unlinked, backend);
         pool.prefixes.remove(&news.gone, backend);
         pool.prefixes.link(&news.linked, backend, &found.cache);

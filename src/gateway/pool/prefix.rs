@@ -56,6 +56,8 @@ pub(super) struct EngineCache {
     reports: bool,
     /// Events say which blocks the engine writes and removes.
     followed: bool,
+    /// `written` when the gateway subscribed to the events, until the first event comes.
+    subscribed: Option<u32>,
 }
 
 /// When an engine last took a beginning: the cache, and the blocks that had been written into it by
@@ -76,7 +78,16 @@ impl EngineCache {
     /// reused backend ids.
     pub(super) fn new(layout: u64) -> Self {
         let (cache, blocks) = (hash_of(layout, 0), (KV_TOKENS / BLOCK) as u32);
-        Self { emptied: (layout, 0), cache, written: 0, blocks, trust: 1.0, reports: false, followed: false }
+        Self {
+            emptied: (layout, 0),
+            cache,
+            written: 0,
+            blocks,
+            trust: 1.0,
+            reports: false,
+            followed: false,
+            subscribed: None,
+        }
     }
 
     /// Sets the size of the KV cache in tokens; 0 without prefix caching.
@@ -90,12 +101,26 @@ impl EngineCache {
         self.emptied.1 += 1;
         (self.cache, self.written) = (hash_of(self.emptied.0, self.emptied.1), 0);
         (self.trust, self.reports) = (1.0, false);
+        self.subscribed = self.subscribed.map(|_| 0);
     }
 
     /// Sets whether events say what the engine writes. Without them, linked beginnings are kept
     /// like others.
     pub(super) fn set_followed(&mut self, followed: bool) {
         self.followed = followed;
+    }
+
+    /// The gateway has subscribed to the events: all later writes come as events.
+    pub(super) fn subscribe(&mut self) {
+        self.subscribed = Some(self.written);
+    }
+
+    /// An event has come. The events count the writes since the subscription, so the estimate of
+    /// these writes is taken back.
+    pub(super) fn first_event(&mut self) {
+        if let Some(written) = self.subscribed.take() {
+            self.written = written;
+        }
     }
 
     /// A request will write `tokens` tokens, as estimated; events count better.
@@ -118,7 +143,9 @@ impl EngineCache {
     /// Whether the engine still has a beginning.
     fn keeps(&self, taken: &Taken) -> bool {
         let is_linked = self.followed && taken.cache & LINKED != 0;
-        self.has(taken) && (is_linked || self.written.wrapping_sub(taken.written) < self.blocks)
+        // Below 0 if the estimate was taken back.
+        let since = self.written.wrapping_sub(taken.written).cast_signed().max(0).cast_unsigned();
+        self.has(taken) && (is_linked || since < self.blocks)
     }
 
     /// Whether the cache was not emptied since the engine took the beginning.

@@ -84,6 +84,20 @@ fn what_is_not_linked_goes_with_the_blocks_that_the_engine_writes() {
 }
 
 #[test]
+fn writes_between_the_subscription_and_the_first_event_count_once() {
+    let (fixture, id, address, _served) = followed();
+    let put = |news: CacheNews| fixture.admission.put_cache_news(id, &address, &news);
+    put(CacheNews { subscribed: true, ..news(EventsState::Absent) });
+    let conversation = prompt(1, 1);
+    fixture.served(&conversation);
+    fixture.served(&prompt(2, 2));
+    put(CacheNews { written_tokens: 16_000, ..news(EventsState::Followed) });
+    assert_eq!(fixture.served(&conversation).1, 7_999, "the cache has room for both prompts");
+    put(CacheNews { written_tokens: 20_000, ..news(EventsState::Followed) });
+    assert_eq!(fixture.served(&prompt(2, 2)).1, 0, "the next events are all counted");
+}
+
+#[test]
 fn without_events_the_estimate_counts_again() {
     for state in [EventsState::Absent, EventsState::Silent] {
         let (fixture, id, address, _served) = followed();
