@@ -92,8 +92,7 @@ pub(super) async fn prepare<R: Recorder>(
     }
     let own_name = (model.is_alias || view.model.is_none()).then_some(&*model.route.name);
     record.set_class(&table.classes, kind(model.route, incoming, estimate.tokens));
-    // No arm serves a request that only the backend with the stored response can continue, or a
-    // job, whose path may name the model.
+    // No arm serves a continued response, which one backend has stored, or a job.
     let assign = || assign::assign(incoming, &view, model.route, placement.home, record);
     let assigned = (continued.is_none() && incoming.route.may_be_in_an_arm()).then(assign).flatten();
     let pinned = assigned.as_ref().is_some_and(|assigned| assigned.arm().pool.is_some());
