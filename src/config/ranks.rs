@@ -52,7 +52,8 @@ fn rank(backend: &Entry, number: i64) -> Entry {
     backend
 }
 
-/// The name of the backend that stands for the process of a backend with this name and rank.
+/// The name of the backend of rank 0, which stands for the process of all ranks. `name` and `rank`:
+/// of any backend of the process.
 pub fn engine_name(name: &str, rank: Option<u16>) -> Cow<'_, str> {
     let stem = rank.and_then(|rank| name.strip_suffix(&format!("-{rank}")));
     stem.map_or(Cow::Borrowed(name), |stem| Cow::Owned(format!("{stem}-0")))

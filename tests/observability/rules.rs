@@ -98,8 +98,8 @@ fn every_alert_has_a_case_that_fires_and_one_that_does_not() {
         for test in &tests {
             let asks = format!("ALERTS{{alertname=\"{name}\",alertstate=\"firing\"}}");
             let silent = test.lines().any(|line| line.contains(name) && line.contains("exp_samples: []"));
-            // The expected samples list all series that fire. So if a test has a second series,
-            // this series must not fire.
+            // The expected samples list all series that fire. So a test with at least two input
+            // series is taken to contain one for which the alert stays silent.
             let complete = test.contains(&format!("expr: {asks}\n")) && test.matches("series: ").count() > 1;
             assert!(silent && complete, "{name} has no case in which it does not fire");
             let file = folder.path().join("test.yml");

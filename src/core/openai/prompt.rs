@@ -317,7 +317,8 @@ fn part<S: PromptSink>(scanner: &mut Scanner<'_>, sink: &mut S) -> Result<(), Re
             b"data" if scanner.kind()? == JsonKind::String => data = scanner.text()?.raw,
             b"content" | b"text" | b"input_text" | b"output" | b"arguments" | b"refusal" | b"thinking"
             | b"reasoning" | b"reasoning_content" | b"summary" => content(scanner, sink)?,
-            // A signature proves the origin of a thinking text; templates do not render it.
+            // A signature only proves where a thinking text comes from, and chat templates do not
+            // render signatures.
             b"signature" | b"encrypted_content" => drop(scanner.skip()?),
             b"tool_calls" | b"function_call" | b"input" => raw(scanner, sink)?,
             b"image_url" | b"input_audio" | b"audio_url" | b"video_url" | b"image_embeds" | b"audio_embeds"

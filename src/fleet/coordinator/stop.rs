@@ -30,7 +30,7 @@ pub(super) fn begin_stop(registry: &Arc<Registry>, name: &str, generation: Optio
         }
         let Some(engine) = table.managed.remove(name) else { return false };
         // The cordon is set now, before a preflight counts on the engine. Requests that wait for
-        // this backend may keep waiting.
+        // this backend are not refused because of the stop.
         engine.handle.context.set_cordon(Cordon::Draining);
         engine.leave.cancel();
         table.stopping.push(StoppingEngine::managed(&engine.handle.context));

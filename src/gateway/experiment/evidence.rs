@@ -2,8 +2,9 @@
 //! known truth.
 //!
 //! Latencies are log-normal (sigma 1), and one of 100 is ten times as long. They are multiplied by
-//! 1 plus the waiting time of an M/M/1 queue at 80 %, so that waves reach both arms. Users send 1
-//! to 40 requests each, at a personal pace (sigma 0.5). Half of the prompts are short. The
+//! 1 plus the waiting time (in mean service times) in a simulated M/M/1 queue at 80 % load, so that
+//! busy periods slow both arms alike. Each user sends 1 to 40 requests; a log-normal factor of the
+//! user (sigma 0.5) multiplies all of their latencies. Half of the prompts are short. The
 //! experiment is reviewed every [`Truth::look`] requests, the guardrails after each. Short versions
 //! run with the other tests; the full ones take about two hours of one core:
 //!

@@ -200,7 +200,8 @@ impl CapacityUsage {
         allocation
     }
 
-    /// The engine's prefix cache should have `cached` tokens of the prompt that was just taken.
+    /// Notes that `cached` tokens of the prompt of an allocation are expected in the engine's
+    /// prefix cache.
     pub fn expect_cached(&mut self, allocation: &mut Allocation, cached: u64) {
         self.large_prefill_tokens -= allocation.large_prefill_tokens();
         allocation.cached_tokens = cached.min(allocation.prompt_tokens);

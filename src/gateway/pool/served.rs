@@ -209,8 +209,8 @@ pub enum Lack {
 pub struct Asks {
     /// The model, by the name that is sent.
     pub model: Option<ModelKey>,
-    /// The route; `None` where the path is another spelling of it than [`Route::path`]: an engine's
-    /// answer to one spelling says nothing about the other.
+    /// The route; `None` if the request's path is not spelled exactly as [`Route::path`], because
+    /// an engine's answer to one spelling says nothing about another.
     pub route: Option<Route>,
     /// Estimated tokens of the longest prompt.
     pub prompt_tokens: u64,

@@ -277,7 +277,7 @@ impl Telemetry {
         }
     }
 
-    /// Sets the last second, since 1970, of a certificate that the gateway shows.
+    /// Sets when a certificate of the gateway expires, in seconds since 1970.
     pub(super) fn certificate(&self, path: &Path, until: i64) {
         self.certificates.with_label_values(&[&path.display().to_string()]).set(until);
     }

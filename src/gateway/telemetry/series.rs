@@ -93,7 +93,8 @@ pub(super) struct Series {
     pub(super) home: Arc<PoolSeries>,
     pub(super) ran_in: Arc<PoolSeries>,
     pub(super) queue_wait: TracedHistogram,
-    /// Requests that met the objectives, and requests that did not, of the pool and by class.
+    /// Requests that met the objectives (first entry) and that missed them (second entry); for each
+    /// the counters of the pool and by class.
     slo: [OnceLock<[IntCounter; 2]>; 2],
     pub(super) history: Arc<PairHistory>,
     labels: SeriesLabels,

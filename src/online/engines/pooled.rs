@@ -1,9 +1,10 @@
 //! Pools the forecasts of successive simulations with the same flags, limits and load.
 //!
 //! Each simulation replays other requests. The error of the mean is computed as if simulations were
-//! independent. If the gains scatter more, the scatter counts, because batches within one
-//! simulation are alike where the queue is nearly always full. Bounds: [`ROUNDS_MAX`] simulations;
-//! the oldest are dropped first.
+//! independent. If the gains of the simulations scatter more than this error explains, the error is
+//! computed from the scatter. That happens where the queue is nearly always full, because the
+//! batches within one simulation are alike there. Bounds: [`ROUNDS_MAX`] simulations; the oldest
+//! are dropped first.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -96,7 +96,8 @@ impl Tuner {
         }
     }
 
-    /// Begins anew, but goes on taking back changed engines.
+    /// Begins anew. A change of engine flags under way is undone: the changed engines return to the
+    /// old flags.
     fn begin_anew(&mut self, config: &Config, observer: &Observer, now: Duration) {
         let mut engines = std::mem::replace(&mut self.engines, EngineTuner::new(EngineRules::of(config)));
         self.engines_ordered(&engines.stand_back("the configuration has changed", now), observer, now);

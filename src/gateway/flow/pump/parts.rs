@@ -138,7 +138,8 @@ impl WaitingRoom<'_> {
     }
 }
 
-/// Waiting bytes, with their place in memory. Without a place they exceed a bound.
+/// Waiting bytes, and the holding that reserves response memory for them. Without it they
+/// exceed a bound.
 struct Block {
     bytes: BytesMut,
     place: Option<Holding>,

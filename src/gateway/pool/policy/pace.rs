@@ -1,5 +1,5 @@
-//! How much longer than the reference an engine takes for the same work, from decayed sums of both
-//! times.
+//! The pace of an engine: the time that the work took, divided by the time that the reference
+//! expects for this work. Both are sums in which older observations weigh less.
 //!
 //! The reference accounts for the load (`cost.rs`), so equal engines have about the same pace
 //! however busy they are. Differences up to [`NOISE`] count as none, so work goes to the emptier of
