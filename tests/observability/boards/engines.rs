@@ -169,8 +169,10 @@ fn caches() -> Vec<Panel> {
                 between(
                     format!("{each} (rate(sluice_kv_event_prompts_total{{result=\"linked\",@pool}}[$__rate_interval])) / {each} (rate(sluice_kv_event_prompts_total{{@pool}}[$__rate_interval]))"),
                     "{{pool}}/{{backend}}",
-                ),
-                between(format!("{each} (sluice_kv_event_state{{state=\"followed\",@pool}})"), "{{pool}}/{{backend}} followed"),
+                )
+                .or_empty(no_events),
+                between(format!("{each} (sluice_kv_event_state{{state=\"followed\",@pool}})"), "{{pool}}/{{backend}} followed")
+                    .or_empty(no_events),
             ],
         )
         .wide(12)
