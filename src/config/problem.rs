@@ -2,9 +2,9 @@
 //! them.
 //!
 //! A problem is a situation at a key: `pool[0].long_prefix.slots`, with the line of the key. The
-//! text of a situation says what is wrong and what the operator can do; it does not repeat the key.
-//! Warnings are situations too: the gateway runs with them, and reports them at start and in
-//! `sluice check`. An unknown name is reported with the nearest known one ([`Suggestion`]).
+//! text of a situation names the fault and the remedy; it does not repeat the key. Warnings are
+//! situations too: the gateway runs with them, and reports them at start and in `sluice check`. An
+//! unknown name is reported with the nearest known one ([`Suggestion`]).
 //!
 //! A report lists at most `MAX_PROBLEMS` problems in order of lines and counts the rest. The last
 //! line names the sections of `errors.md` about these problems ([`Topic`]).

@@ -122,7 +122,8 @@ pub fn choose(
     Ok((before, assigned))
 }
 
-fn is_free(port: u16) -> bool {
+/// Whether no process listens on the port.
+pub(crate) fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+import traceback
 import urllib.error
 import urllib.request
 
@@ -27,6 +28,29 @@ RUST = os.environ.get("VLLM_USE_RUST_FRONTEND") == "1"
 
 class Failed(Exception):
     """A condition did not come true before its deadline, or a process ended early."""
+
+
+def check(condition, message):
+    if not condition:
+        raise AssertionError(message)
+
+
+def play(steps):
+    """Runs steps, each a name and a function, and prints the result or the trace of each. Returns
+    the exit status of the script after the line `N passed, N failed`."""
+    passed, failed = 0, 0
+    for name, step in steps:
+        began = time.monotonic()
+        try:
+            said = step()
+            print(f"ok    {name} ({time.monotonic() - began:.0f} s): {said}", flush=True)
+            passed += 1
+        except (AssertionError, Failed):
+            failed += 1
+            traceback.print_exc()
+            print(f"FAIL  {name}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
 
 
 def until(what, condition, seconds, every=0.02):

@@ -28,7 +28,7 @@ import traceback
 import wave
 
 import small_models
-from engine import HERE, Failed, Process, free_port, get, total, until
+from engine import HERE, Failed, Process, check, free_port, get, total, until
 from gateway import binary
 from wire import Call, post
 
@@ -39,11 +39,6 @@ SETTLE_SECONDS = 10
 DEADLINE = "8s"
 # Samples a second of the audio that is recognised.
 RATE = 16000
-
-
-def check(condition, message):
-    if not condition:
-        raise AssertionError(message)
 
 
 class Gate:

@@ -2,9 +2,11 @@
 
 Usage: events.py ROOT      (ROOT from ./setup; `./events` does both steps)
 
-Conversations grow turn by turn through a gateway, and another client writes to the same engine. The engine's cache has room for only a part of all prompts,
-so the engine evicts blocks. After each request, the gateway's counters show the cached tokens that it expected and the tokens that the engine found. The same
-load runs with `prefix = "estimate"` and with `prefix = "events"`, each on a fresh cache and with the same seeds.
+Conversations grow turn by turn through a gateway, and another client writes to the same engine. The
+engine's cache has room for only a part of all prompts, so the engine evicts blocks. After each
+request, the gateway's counters show the cached tokens that it expected and the tokens that the
+engine found. The same load runs with `prefix = "estimate"` and with `prefix = "events"`, each on a
+fresh cache and with the same seeds.
 
 Then the cache is reset, and the gateway must expect nothing. Last, the events as the gateway reads
 them are compared with the events as vLLM's own classes decode them.
@@ -20,12 +22,11 @@ import shutil
 import sys
 import threading
 import time
-import traceback
 
 import msgspec
 import zmq
 
-from engine import Failed, Vllm, free_port, get, total, until
+from engine import Vllm, check, free_port, get, play, total, until
 from gateway import Gateway, model
 from wire import post
 
@@ -39,11 +40,6 @@ OTHERS = 60
 TOKENS = 24
 SEED = 7
 WORD_LIST = "the of and to in is that for it was on are as with they at be this from have or by one had not but".split()
-
-
-def check(condition, message):
-    if not condition:
-        raise AssertionError(message)
 
 
 def text(seed, words):
@@ -66,6 +62,18 @@ def ask(url, messages, **fields):
 def reset(engine):
     answer = post(engine.url, "/reset_prefix_cache", {})
     check(answer.status == 200, f"/reset_prefix_cache: {answer.status}")
+
+
+def follow(engine, gateway, has_subscribed):
+    """Sends prompts to the engine until its events arrive, and empties the cache again. A new
+    subscriber misses the events before the connection."""
+    def arrives():
+        ask(engine.url, [{"role": "user", "content": text(time.monotonic_ns(), 300)}])
+        page = get(gateway.admin + "/metrics", 10)[1]
+        return total(page, "sluice_kv_event_state", state="followed") == 1 and has_subscribed()
+
+    until("the events arrive", arrives, 60)
+    reset(engine)
 
 
 class Subscriber(threading.Thread):
@@ -110,7 +118,11 @@ def counters(gateway):
     return [total(page, f"sluice_{name}_total") for name in names]
 
 
-def load(engine, gateway):
+def found_prompts(gateway):
+    return total(get(gateway.admin + "/metrics", 10)[1], "sluice_kv_event_prompts_total")
+
+
+def load(engine, gateway, prefix):
     """Conversations through the gateway, and another client beside it. The order is the same each
     time. Returns the expected and the real cached tokens of each request."""
     rng = random.Random(SEED)
@@ -132,8 +144,9 @@ def load(engine, gateway):
         before = now
         more = text(10_000 + 100 * number + len(history), 100)
         history += [{"role": "assistant", "content": said}, {"role": "user", "content": more}]
-        # The events of a request are read a moment after its end.
-        time.sleep(0.4)
+        if prefix == "events":
+            # The events of a request are read a moment after its end.
+            until("the prompt is found in the events", lambda: found_prompts(gateway) == len(pairs), 10)
     return pairs
 
 
@@ -141,8 +154,9 @@ def measured(engine, root, folder, prefix, port):
     reset(engine)
     gateway = Gateway(folder, prefix, [pool(engine, prefix, port)], [model("tiny")])
     try:
-        time.sleep(2)
-        pairs = load(engine, gateway)
+        if prefix == "events":
+            follow(engine, gateway, lambda: True)
+        pairs = load(engine, gateway, prefix)
         prompts = counters(gateway)[1]
         status, metrics = get(gateway.admin + "/metrics", 10)
         check(status == 200, "/metrics of the gateway")
@@ -178,8 +192,8 @@ def blocks_agree(engine, root, folder, port):
     own = Subscriber(port)
     gateway = Gateway(folder, "blocks", [pool(engine, "events", port)], [model("tiny")])
     try:
-        time.sleep(2)
         own.start()
+        follow(engine, gateway, lambda: bool(own.copies))
         for number in range(60):
             ask(gateway.url, [{"role": "user", "content": text(50_000 + number, 700)}])
 
@@ -208,24 +222,15 @@ def main():
     flags = ["--max-num-seqs", "16", "--enable-prompt-tokens-details", "--kv-events-config", events]
     flags += ["--num-gpu-blocks-override", str(BLOCKS)]
     engine = Vllm("vllm", root, folder, 8192, *flags, env={"VLLM_SERVER_DEV_MODE": "1"})
-    failed, passed = 0, 0
     try:
         engine.healthy()
-        for step in (errors_shrink, blocks_agree):
-            began = time.monotonic()
-            name = step.__name__.replace("_", " ")
-            try:
-                said = step(engine, root, folder, port)
-                print(f"ok    {name} ({time.monotonic() - began:.0f} s): {said}", flush=True)
-                passed += 1
-            except (AssertionError, Failed):
-                failed += 1
-                traceback.print_exc()
-                print(f"FAIL  {name}", flush=True)
+        status = play([
+            ("errors shrink", lambda: errors_shrink(engine, root, folder, port)),
+            ("blocks agree", lambda: blocks_agree(engine, root, folder, port)),
+        ])
     finally:
         engine.terminate(30)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed or not passed else 0)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

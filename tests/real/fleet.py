@@ -31,7 +31,7 @@ import threading
 import time
 import traceback
 
-from engine import START_SECONDS, Failed, Process, environment, free_port, get, until
+from engine import START_SECONDS, Failed, Process, check, environment, free_port, get, until
 from gateway import binary
 from wire import post
 
@@ -46,11 +46,6 @@ SEQS = 32
 # Time from SIGKILL of the API server until no process of that engine is left.
 GONE_SECONDS = 25
 NAMES = ("b0", "b1")
-
-
-def check(condition, message):
-    if not condition:
-        raise AssertionError(message)
 
 
 class Fleet:

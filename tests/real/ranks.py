@@ -19,10 +19,8 @@ import pathlib
 import shutil
 import sys
 import threading
-import time
-import traceback
 
-from engine import Failed, Vllm, get, total, until
+from engine import Vllm, check, get, play, total, until
 from gateway import Gateway, model
 from wire import post
 
@@ -35,11 +33,6 @@ TURNS = 4
 # The CPU build of vLLM has blocks of 128 tokens, so a beginning needs several of them.
 WORDS = 400
 LOOK_SECONDS = 0.02
-
-
-def check(condition, message):
-    if not condition:
-        raise AssertionError(message)
 
 
 def pool(url, ranks):
@@ -166,34 +159,24 @@ def main():
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     flags = ["--data-parallel-size", "2", "--max-num-seqs", "16", "--enable-prompt-tokens-details", "--enable-per-request-metrics"]
-    engine, gateway, failed, passed = Vllm("vllm", root, folder, 8192, *flags), None, 0, 0
+    engine, gateway = Vllm("vllm", root, folder, 8192, *flags), None
     try:
         engine.healthy()
         log = folder / "access.jsonl"
         extra = f'[access_log]\npath = "{log}"\n'
         gateway = Gateway(folder, "sluice", [pool(engine.url, 2)], [model("tiny")], extra)
-        for step in (
-            lambda: slots_are_exact(engine, gateway),
-            lambda: conversations_stay(engine, gateway),
-            lambda: times_are_recorded(gateway, log),
-            lambda: a_missing_rank_is_named(engine, folder),
-        ):
-            began = time.monotonic()
-            name = step.__code__.co_names[0].replace("_", " ")
-            try:
-                print(f"ok    {name} ({time.monotonic() - began:.0f} s): {step()}", flush=True)
-                passed += 1
-            except (AssertionError, Failed):
-                failed += 1
-                traceback.print_exc()
-                print(f"FAIL  {name}", flush=True)
+        status = play([
+            ("slots are exact", lambda: slots_are_exact(engine, gateway)),
+            ("conversations stay", lambda: conversations_stay(engine, gateway)),
+            ("times are recorded", lambda: times_are_recorded(gateway, log)),
+            ("a missing rank is named", lambda: a_missing_rank_is_named(engine, folder)),
+        ])
         gateway.idle()
     finally:
         if gateway:
             gateway.terminate()
         engine.terminate(30)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed or not passed else 0)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import traceback
 import clients
 import forms
 import raw_requests
-from engine import RUST, START_SECONDS, Failed, Vllm, get, samples, until
+from engine import RUST, START_SECONDS, Failed, Vllm, check, get, samples, until
 from gateway import SETTLE_SECONDS, Echo, Gateway, binary, certificate, model, pool
 from wire import Call, call, post
 
@@ -114,11 +114,6 @@ def same(got, want, what="bytes"):
 def clip(value, limit=1500):
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return text if len(text) <= limit else f"{text[:limit // 2]} [...] {text[-limit // 2:]}"
-
-
-def check(condition, message):
-    if not condition:
-        raise AssertionError(message)
 
 
 def steady(body):

@@ -14,6 +14,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::rig::Rig;
+
 const CLIENTS: usize = 6;
 const TIMEOUT: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -77,6 +79,13 @@ impl Load {
 
     pub(crate) fn slowest(&self) -> Duration {
         Duration::from_millis(self.slowest.load(Relaxed))
+    }
+
+    /// Ends the load. An error names the requests that were lost, with the gateway's log.
+    pub(crate) async fn end_without_loss(self, rig: &Rig) -> anyhow::Result<()> {
+        let lost = self.end().await;
+        anyhow::ensure!(lost.is_empty(), "lost: {lost:#?}\n{}", rig.log());
+        Ok(())
     }
 
     pub(crate) async fn end(self) -> Vec<Loss> {

@@ -344,8 +344,7 @@ async fn a_restart_without_replacement_capacity_is_refused_or_holds_requests() {
         .await?;
         let before = load.completed();
         rig.until("requests come through", async |_| Ok(load.completed() > before + 20)).await?;
-        let losses = load.end().await;
-        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
+        load.end_without_loss(&rig).await?;
         rig.stop().await
     };
     timeout(OVERHEAD, held).await.expect("took longer than allowed").unwrap();
@@ -369,10 +368,8 @@ async fn a_reload_restarts_changed_engines_one_at_a_time() {
                 == ENGINES.len())
         })
         .await?;
-        let losses = load.end().await;
-        ensure!(losses.is_empty(), "{losses:#?}\n{}", rig.log());
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        load.end_without_loss(&rig).await?;
+        rig.stop_all().await?;
         anyhow::Ok(())
     };
     timeout(OVERHEAD, rolled).await.expect("took longer than allowed").unwrap();
@@ -395,10 +392,8 @@ async fn a_killed_gateways_successor_adopts_its_engines() {
         // The gateway can restart adopted engines like other engines, and stops them when it stops.
         rig.restart("a", &["max-num-seqs=16".to_owned()], &[]).await?;
         rig.settled().await?;
-        let losses = load.end().await;
-        ensure!(losses.is_empty(), "{losses:#?}");
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        load.end_without_loss(&rig).await?;
+        rig.stop_all().await?;
         anyhow::Ok(())
     };
     timeout(OVERHEAD, adopted).await.expect("took longer than allowed").unwrap();
@@ -415,8 +410,7 @@ async fn a_gateway_that_may_not_adopt_stops_found_engines_before_it_starts_its_o
         let after = rig.processes()?;
         ensure!(after.len() == before.len(), "{before:?} became {after:?}");
         ensure!(after.iter().all(|new| !before.contains(new)), "{before:?} became {after:?}");
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        rig.stop_all().await?;
         anyhow::Ok(())
     };
     timeout(OVERHEAD, replaced).await.expect("took longer than allowed").unwrap();

@@ -122,6 +122,14 @@ impl Rig {
         Ok(())
     }
 
+    /// Stops the gateway, which must leave no engine behind.
+    pub(crate) async fn stop_all(&mut self) -> anyhow::Result<()> {
+        self.stop().await?;
+        let left = self.processes()?;
+        anyhow::ensure!(left.is_empty(), "left: {left:?}\n{}", self.log());
+        Ok(())
+    }
+
     pub(crate) async fn status(&self) -> anyhow::Result<Status> {
         Ok(self.admin.get("/admin/status").await?)
     }

@@ -110,10 +110,8 @@ async fn a_start_that_fails_wakes_the_old_engine_and_loses_no_request() {
         rig.settled().await?;
         let before = load.completed();
         rig.until("it serves on", async |_| Ok(load.completed() > before + 50)).await?;
-        let lost = load.end().await;
-        ensure!(lost.is_empty(), "lost: {lost:#?}\n{}", rig.log());
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        load.end_without_loss(&rig).await?;
+        rig.stop_all().await?;
         Ok(())
     })
     .await;
@@ -132,8 +130,7 @@ async fn a_gateway_that_is_killed_during_the_start_leaves_the_return_to_the_next
         ensure!(last.outcome == "rolled_back" && seen.contains("wake"), "{last:?}, seen: {seen:?}\n{}", rig.log());
         rig.settled().await?;
         ensure!(leaders(&rig)? == old, "{old:?} became {:?}\n{}", leaders(&rig)?, rig.log());
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        rig.stop_all().await?;
         Ok(())
     })
     .await;
@@ -154,8 +151,7 @@ async fn a_change_back_wakes_the_old_process_even_after_the_gateway_was_killed_a
         ensure!(kept.as_deref().is_some_and(|kept| kept.contains("max-num-seqs=64")), "{kept:?}");
         let before = load.completed();
         rig.until("the new one serves", async |_| Ok(load.completed() > before + 50)).await?;
-        let lost = load.end().await;
-        ensure!(lost.is_empty(), "lost: {lost:#?}\n{}", rig.log());
+        load.end_without_loss(&rig).await?;
         rig.kill().await?;
         rig.run().await?;
         rig.settled().await?;
@@ -171,10 +167,8 @@ async fn a_change_back_wakes_the_old_process_even_after_the_gateway_was_killed_a
         println!("it serves {:.2} s after the drain; a start takes {START} s", took.as_secs_f64());
         let before = load.completed();
         rig.until("the old one serves", async |_| Ok(load.completed() > before + 50)).await?;
-        let lost = load.end().await;
-        ensure!(lost.is_empty(), "lost: {lost:#?}\n{}", rig.log());
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        load.end_without_loss(&rig).await?;
+        rig.stop_all().await?;
         Ok(())
     })
     .await;
@@ -198,10 +192,8 @@ async fn the_old_engine_is_stopped_once_the_settings_have_settled_or_if_the_gate
             let done = load.completed();
             rig.until("the new one serves", async |_| Ok(load.completed() > done + 20)).await?;
         }
-        let lost = load.end().await;
-        ensure!(lost.is_empty(), "lost: {lost:#?}\n{}", rig.log());
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        load.end_without_loss(&rig).await?;
+        rig.stop_all().await?;
         Ok(())
     })
     .await;

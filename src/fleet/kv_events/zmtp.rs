@@ -1,8 +1,9 @@
 //! A subscriber of ZMTP 3.0, the protocol of ZeroMQ, over TCP without encryption.
 //!
 //! vLLM publishes KV events on a PUB socket. Of the protocol, a subscriber needs the greeting, the
-//! NULL handshake, one subscription to all topics, and the frames of messages. The libraries for
-//! ZeroMQ allocate what a frame claims to hold; here a message is bounded before it is read.
+//! NULL handshake, one subscription to all topics, and the frames of messages. The crate `zeromq`
+//! 0.7 reserves as many bytes as the head of a frame claims; here a message is bounded before it is
+//! read.
 //!
 //! Bounds: [`MESSAGE_MAX`] bytes and [`FRAMES_MAX`] frames of a message.
 

@@ -104,8 +104,8 @@ impl EngineCache {
         self.subscribed = self.subscribed.map(|_| 0);
     }
 
-    /// Sets whether events say what the engine writes. Without them, linked beginnings are kept
-    /// like others.
+    /// Sets whether events report the writes of the engine. Without them, linked beginnings are
+    /// kept like others.
     pub(super) fn set_followed(&mut self, followed: bool) {
         self.followed = followed;
     }

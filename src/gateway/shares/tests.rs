@@ -27,7 +27,7 @@ fn one_owner_may_have_all_and_gives_the_newest_back_up_to_the_share_of_others() 
         let (id, gave_way) = enter(&mut ledger, 2, 10, tag);
         assert!(id.is_some());
         given.extend(gave_way.iter().copied());
-        // The holders of what gave way return the units.
+        // The owners of the holdings that gave way return the units.
         let gone: Vec<_> = ledger.given().collect();
         gone.into_iter().for_each(|id| _ = ledger.leave(id));
     }

@@ -1,6 +1,6 @@
 //! Events about the prefix cache of an engine.
 //!
-//! Tests what is expected of the cache while events come, and when they end.
+//! The tokens that admission expects in an engine's cache while events come, and when they end.
 
 use super::prefixes::prompt;
 use super::*;
