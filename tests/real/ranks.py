@@ -14,6 +14,7 @@ The last line is `N passed, N failed`; the exit status is 1 when a step failed. 
 ROOT/ranks/.
 """
 
+import concurrent.futures
 import json
 import pathlib
 import shutil
@@ -110,14 +111,20 @@ def conversations_stay(engine, gateway):
         return {rank: int(total(text, "vllm:prefix_cache_hits_total", engine=rank)) for rank in RANKS}
 
     before, places, cached = hits(), {}, {}
-    for turn in range(TURNS):
-        for name in ("Anna", "Bert", "Cleo", "Dora"):
-            said = {"role": "user", "content": f"{name} says something again. " * (WORDS // 4)}
-            more = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}] * turn
-            answer = ask(gateway.url, [said, *more], max_tokens=4)
-            places.setdefault(name, set()).add(answer.headers["x-sluice-backend"])
-            details = answer.json()["usage"]["prompt_tokens_details"]
-            cached.setdefault(name, []).append((details or {}).get("cached_tokens") or 0)
+
+    def speak(name, turn):
+        said = {"role": "user", "content": f"{name} says something again. " * (WORDS // 4)}
+        more = [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}] * turn
+        return name, ask(gateway.url, [said, *more], max_tokens=4)
+
+    # The conversations speak at the same time. One after the other, they would all go to the rank
+    # that has been a little faster so far.
+    with concurrent.futures.ThreadPoolExecutor() as pool_of_threads:
+        for turn in range(TURNS):
+            for name, answer in pool_of_threads.map(speak, ("Anna", "Bert", "Cleo", "Dora"), [turn] * 4):
+                places.setdefault(name, set()).add(answer.headers["x-sluice-backend"])
+                details = answer.json()["usage"]["prompt_tokens_details"]
+                cached.setdefault(name, []).append((details or {}).get("cached_tokens") or 0)
     gained = {rank: count - before[rank] for rank, count in hits().items()}
     check(all(len(place) == 1 for place in places.values()), f"a conversation moved: {places}")
     check(len(set.union(*places.values())) == len(RANKS), f"all are on one rank: {places}")
